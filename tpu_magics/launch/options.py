@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 
 @dataclass(frozen=True)
 class Declared:
-    """How an option is given. `flags`: in a magic, () for none; `kind`: what its value is ("count", "positive",
-    "seconds", "targets", else text or one of `choices`); `help`: of the magic; `doc`: of the keyword, if that differs
-    ("-": there is none)."""
+    """How an option is given. `flags`: in a magic, () for none; `kind`: what its value is ("count", "seconds",
+    "targets", "size", "flag", "words", else text or one of `choices`); `help`: of the magic; `doc`: of the keyword, if
+    that differs ("-": there is none)."""
 
     flags: tuple[str, ...]
     help: str
@@ -34,9 +35,13 @@ class Declared:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
 
+    def shared(self) -> dict[str, Any]:
+        """All but the flags, for the same option of another class."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "flags"}
+
 
 def option(default: Any, *flags: str, help: str, **more: Any) -> Any:  # noqa: A002 - as argparse has it
-    """A field of Options that people give."""
+    """A field of a class of options that people give."""
     return field(default=default, metadata={"option": Declared(flags, help, **more)})
 
 
@@ -72,6 +77,7 @@ class Options:
     spmd: int | None = option(
         None,
         "--spmd",
+        kind="flag",
         help="one worker that drives all devices as a mesh; on XLA:CPU 8 virtual ones, or those of %%tpu_init --spmd N",
         doc="one worker that drives this number of devices as a mesh (True: all, or the session's number; False: no "
         "SPMD, whatever the session has)",
@@ -219,9 +225,9 @@ class Options:
                 check_choice(declared.flags[-1], getattr(self, one.name), declared.choices)
 
 
-def given_options() -> list[tuple[Field[Any], Declared]]:
+def given_options(cls: type = Options) -> list[tuple[Field[Any], Declared]]:
     """The options that people give, in the order of the help."""
-    return [(one, one.metadata["option"]) for one in fields(Options) if "option" in one.metadata]
+    return [(one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata]
 
 
 def made_options(**given: Any) -> Options:
@@ -236,10 +242,28 @@ def made_options(**given: Any) -> Options:
     return Options(**{**given, "spmd": spmd_option(given.get("spmd"))})
 
 
-def keyword_docs() -> str:
-    """A line for each keyword of `tpu_magics.train`, for its docstring."""
-    lines = ((one.name, declared.doc or declared.help) for one, declared in given_options())
-    return "\n".join(f"{name}: {text.replace('%%', '%')}." for name, text in lines if text != "-")
+def with_keywords(cls: type) -> Callable[[Any], Any]:
+    """A decorator of a function with `**options`, for help() and Tab: its signature has each option as a keyword, and
+    its docstring a line for each in the place of OPTIONS."""
+
+    def decorate(function: Any) -> Any:
+        keywords = [(one, declared) for one, declared in given_options(cls) if declared.doc != "-"]
+        lines = [f"{one.name}: {(declared.doc or declared.help).replace('%%', '%')}." for one, declared in keywords]
+        text = inspect.cleandoc(function.__doc__ or "")
+        function.__doc__ = text.replace("OPTIONS", "\n    ".join(lines))
+        plain = inspect.signature(function)
+        *own, _ = plain.parameters.values()
+        function.__signature__ = plain.replace(
+            parameters=[*own, *(_keyword(one) for one, _ in keywords)], return_annotation=plain.return_annotation
+        )
+        return function
+
+    return decorate
+
+
+def _keyword(one: Field[Any]) -> inspect.Parameter:
+    default = inspect.Parameter.empty if one.default is MISSING else one.default
+    return inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=one.type)
 
 
 def check_choice(option: str, value: str | None, choices: tuple[str, ...]) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tpu_magics.backends.base import STEPS
-from tpu_magics.launch.options import given_options
+from tpu_magics.launch.options import Options, given_options
 from tpu_magics.magics.parser import (
     Definition,
     Expression,
@@ -24,6 +23,7 @@ from tpu_magics.magics.parser import (
     positive,
     seconds,
 )
+from tpu_magics.preflight.options import PreflightOptions
 
 __all__ = [
     "PARSERS",
@@ -49,18 +49,22 @@ def add_shared(parser: MagicParser) -> None:
         add_option(parser, name)
 
 
-def add_option(parser: argparse.ArgumentParser, name: str) -> None:
-    """An option of a training, as launch/options.py declares it."""
-    one, declared = next(each for each in given_options() if each[0].name == name)
-    more: dict[str, Any] = {"action": "store_true"} if one.default is False or name == "spmd" else {}
-    if not more:
-        kind = _KINDS.get(declared.kind)
-        more = {"default": one.default, "metavar": declared.metavar, "choices": declared.choices or None}
-        more |= {} if kind is None else {"type": kind}
-    parser.add_argument(*declared.flags, help=declared.help, dest=name, **more)
+def add_option(parser: argparse.ArgumentParser, name: str, cls: type = Options, required: bool = False) -> None:
+    """An option as its class declares it (launch/options.py, preflight/options.py)."""
+    one, declared = next(each for each in given_options(cls) if each[0].name == name)
+    more: dict[str, Any] = {"help": declared.help, "dest": name}
+    if declared.kind == "flag" or isinstance(one.default, bool):
+        more["action"] = "store_false" if one.default is True else "store_true"
+    elif declared.kind == "words":
+        more |= {"nargs": "+", "action": "extend", "default": [], "metavar": declared.metavar}
+    else:
+        more |= {"default": one.default, "metavar": declared.metavar, "required": required}
+        more |= {"choices": declared.choices} if declared.choices else {}
+        more |= {"type": _KINDS[declared.kind]} if declared.kind else {}
+    parser.add_argument(*declared.flags, **more)
 
 
-_KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "seconds": seconds, "targets": Targets}
+_KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "seconds": seconds, "targets": Targets, "size": Size}
 
 
 def init_parser() -> MagicParser:
@@ -377,48 +381,9 @@ def preflight_parser() -> MagicParser:
 
 
 def add_preflight(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """What %tpu_preflight and `python -m tpu_magics preflight` have in common."""
-    text = "TPUs: v5e-8 (Google: v5litepod-8), v6e-1, v4-8, v5p-8, ..."
-    parser.add_argument("--target", type=Targets, required=required, metavar="T,T", help=text)
-    parser.add_argument(
-        "--fit",
-        type=Size,
-        metavar="NAME",
-        help="search the largest value that fits of an argument or of a name in the notebook: exact below 4,096, to "
-        "1 %% above; the figures are then for the largest multiple of 8",
-    )
-    parser.add_argument(
-        "--steps", type=count, default=STEPS, metavar="N", help=f"trace at most N steps (default: {STEPS})"
-    )
-    add_option(parser, "precision")
-    parser.add_argument(
-        "-n", "--processes", type=count, metavar="N", help="number of ranks (default: those of the target)"
-    )
-    parser.add_argument("--spmd", action="store_true", help="one process drives all devices of the target as a mesh")
-    parser.add_argument(
-        "--profile", action="store_true", help="where the time and memory of a step go, by kind, module and line"
-    )
-    parser.add_argument(
-        "--compare",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=V,V",
-        help="compile each combination: batch=32,64 precision=fp32,bf16 remat=on,off (gradient checkpointing)",
-    )
-    parser.add_argument(
-        "--mesh",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="AXIS=N,AXIS=N",
-        help="compile it for each mesh of all devices: data=8 fsdp=8 data=4,model=2 (the batch is that of all devices)",
-    )
-    parser.add_argument(
-        "--advise", action="store_true", help="try changes that apply to the step by compiles: what do they gain?"
-    )
-    parser.add_argument("--anew", action="store_true", help="compile again, and cache nothing")
-    parser.add_argument("--force", action="store_true", help="trace even if there is not enough host memory (estimate)")
+    """What %tpu_preflight and `python -m tpu_magics preflight` have in common. `required`: it needs a target."""
+    for one, _ in given_options(PreflightOptions):
+        add_option(parser, one.name, PreflightOptions, required and one.name == "target")
 
 
 PARSERS: Mapping[str, Callable[[], MagicParser]] = {

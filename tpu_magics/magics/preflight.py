@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.backends.base import STEPS
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.cell import parse_arguments
+from tpu_magics.launch.options import given_options, with_keywords
 from tpu_magics.magics import call_spec, lab
 from tpu_magics.magics.call_spec import require_result_name
 from tpu_magics.panel.messages import ProfileMessage
@@ -22,6 +22,7 @@ from tpu_magics.panel.preflight_profile import line_problems
 from tpu_magics.panel.preflight_progress import TerminalLine, progress_html, progress_text
 from tpu_magics.preflight import report
 from tpu_magics.preflight.compilation import CompileProgress
+from tpu_magics.preflight.options import PreflightOptions
 from tpu_magics.preflight.run import Callbacks, PreflightCheck, SearchInterrupted, preflight_check, require_compiler
 from tpu_magics.preflight.run import preflight as find
 from tpu_magics.preflight.targets import parse_all
@@ -34,23 +35,9 @@ if TYPE_CHECKING:
 OUTPUT = "_preflight"
 
 
+@with_keywords(PreflightOptions)
 def preflight(
-    function: Any,
-    *args: Any,
-    target: str | Sequence[str],
-    kwargs: Mapping[str, Any] | None = None,
-    fit: str | None = None,
-    steps: int = STEPS,
-    precision: str | None = None,
-    processes: int | None = None,
-    spmd: bool | None = None,
-    force: bool = False,
-    kept: bool = True,
-    profile: bool = False,
-    compare: str | Sequence[str] = (),
-    mesh: str | Sequence[str] = (),
-    advise: bool = False,
-    plain: bool = False,
+    function: Any, *args: Any, kwargs: Mapping[str, Any] | None = None, plain: bool = False, **options: Any
 ) -> PreflightResult:
     """What `%tpu_preflight` does: compile the steps of a training function for TPUs that are not attached.
 
@@ -60,22 +47,9 @@ def preflight(
     Args:
         function: a training function; or a tf.function, a Keras model or its `train_step`.
         args: its arguments.
-        target: names of TPUs, "v5e-8" or "v5litepod-8,v6e-1".
         kwargs: its keyword arguments.
-        fit: an argument, or a name in the notebook, whose largest value that fits is searched. Memory, cost and
-            verdict are then those of the largest multiple of 8 that fits.
-        steps: trace at most this many steps; tracing stops when two consecutive graphs are equal.
-        precision: "fp32", "bf16" or "bf16-downcast" (default: the session's).
-        processes: ranks (default: those of the target).
-        spmd: one process drives all devices of the target (default: as in the session).
-        force: trace even if host memory is estimated to be too small.
-        kept: use cached results of earlier compiles, and cache these.
-        profile: show where the time and memory of a step go, by kind, module and line.
-        compare: variants to compile: ("batch=32,64", "precision=fp32,bf16", "remat=on,off"), each combination.
-        mesh: meshes to compile it for: ("data=8", "fsdp=8", "data=4,model=2"). In one, a single process drives all
-            devices of the target, and the batch of the function is that of all of them.
-        advise: try changes that apply to the step by compiles, and tell which of them gain.
         plain: show no progress.
+        OPTIONS
 
     Returns:
         The result: a notebook displays it, `print` gives it as text. `.fits`, `["v5e-8"].steady.memory.needed`
@@ -89,25 +63,7 @@ def preflight(
     """
     call_spec.check_call(function, args, kwargs or {})
     with telling(plain) as tell:
-        return _found(
-            function,
-            *args,
-            target=target,
-            kwargs=kwargs,
-            fit=fit,
-            steps=steps,
-            precision=precision,
-            processes=processes,
-            spmd=spmd,
-            force=force,
-            kept=kept,
-            profile=profile,
-            compare=compare,
-            mesh=mesh,
-            advise=advise,
-            telling=tell,
-            bind=lambda _result: None,
-        )
+        return _found(function, *args, kwargs=kwargs, telling=tell, bind=lambda _result: None, **options)
 
 
 def _found(*args: Any, telling: Callbacks, bind: Callable[[PreflightResult], None], **options: Any) -> PreflightResult:
@@ -148,15 +104,14 @@ def run(notebook: ShellNotebook, found: argparse.Namespace) -> None:
             "Its first ARG is the training function.",
             "For example: %tpu_preflight training_function model --target v5e-8",
         )
-    names = ("target", "fit", "steps", "precision", "processes", "force", "profile", "compare", "mesh", "advise")
-    options = {name: getattr(found, name) for name in names}
+    options = {one.name: getattr(found, one.name) for one, _ in given_options(PreflightOptions)}
 
     def bind(result: PreflightResult) -> None:
         notebook.namespace[found.output] = result
         if result.profiled:
             _tell_lab(result, notebook.cell_ids())
 
-    options |= {"kept": not found.anew, "spmd": found.spmd or None}
+    options["spmd"] = found.spmd or None
     with telling(found.plain) as tell:
         tell.found(_found(*values, kwargs=keywords, telling=tell, bind=bind, **options))
 

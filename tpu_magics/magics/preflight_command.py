@@ -122,29 +122,16 @@ def _check_early(found: argparse.Namespace) -> None:
 
 
 def _preflight(call: PreflightCall, found: argparse.Namespace) -> Preflight:
+    from tpu_magics.launch.options import given_options
     from tpu_magics.panel.preflight_progress import TerminalLine
+    from tpu_magics.preflight.options import PreflightOptions
     from tpu_magics.preflight.run import Callbacks, preflight
 
     line = TerminalLine(sys.stderr)
+    own = {"precision": call.precision, "processes": call.processes, "spmd": call.spmd}
+    options = {one.name: getattr(found, one.name) for one, _ in given_options(PreflightOptions)} | own
     try:
-        return preflight(
-            call.function,
-            *call.args,
-            kwargs=call.kwargs,
-            target=found.target,
-            fit=found.fit,
-            steps=found.steps,
-            precision=call.precision,
-            processes=call.processes,
-            spmd=call.spmd,
-            force=found.force,
-            kept=not found.anew,
-            profile=found.profile,
-            compare=found.compare,
-            mesh=found.mesh,
-            advise=found.advise,
-            callbacks=Callbacks(line.show, _say),
-        )
+        return preflight(call.function, *call.args, kwargs=call.kwargs, callbacks=Callbacks(line.show, _say), **options)
     finally:
         line.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
 from tpu_magics.launch.notebook import RunObserver
-from tpu_magics.launch.options import Options, given_options, keyword_docs, made_options
+from tpu_magics.launch.options import Options, given_options, made_options, with_keywords
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.magics.call_spec import require_result_name
@@ -99,6 +98,7 @@ def for_tensorboard(
     return observe
 
 
+@with_keywords(Options)
 def train(
     function: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> TrainResult:
@@ -129,21 +129,6 @@ def _followed(
 ) -> Options:
     """With what --preflight and --tensorboard do, besides what was given."""
     return replace(options, gate=gate or options.gate, observe=observe or options.observe)
-
-
-def _signature() -> inspect.Signature:
-    """With every option as a keyword."""
-    *own, _ = inspect.signature(train).parameters.values()
-    keywords = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-        for one, declared in given_options()
-        if declared.doc != "-"
-    ]
-    return inspect.Signature([*own, *keywords], return_annotation="TrainResult")
-
-
-train.__doc__ = inspect.cleandoc(train.__doc__ or "").replace("OPTIONS", keyword_docs().replace("\n", "\n    "))
-train.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _options(found: argparse.Namespace) -> Options:

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_magics.backends.base import REMAT, STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
 from tpu_magics.launch import session
-from tpu_magics.launch.options import ALL_DEVICES, NO_SPMD, Options
+from tpu_magics.launch.options import NO_SPMD, Options
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
@@ -19,6 +19,7 @@ from tpu_magics.preflight import compile_process
 from tpu_magics.preflight.advice import advise as advise_step
 from tpu_magics.preflight.compile_result import CompileResult, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
+from tpu_magics.preflight.options import PreflightOptions
 from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, TrainingCall, trace_request
 from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult, Variant, VariantResult
 from tpu_magics.preflight.roofline import SETTLES
@@ -204,37 +205,25 @@ class SearchInterrupted(TrainingInterrupted):
 def preflight(
     function: Any,
     *args: Any,
-    target: str | Sequence[str],
     kwargs: Mapping[str, Any] | None = None,
-    fit: str | None = None,
-    steps: int = STEPS,
-    precision: str | None = None,
-    processes: int | None = None,
-    spmd: bool | None = None,
-    force: bool = False,
-    kept: bool = True,
-    profile: bool = False,
-    compare: str | Sequence[str] = (),
-    mesh: str | Sequence[str] = (),
-    advise: bool = False,
     packages: Sequence[str] = (),
     callbacks: Callbacks | None = None,
+    **given: Any,
 ) -> Preflight:
-    """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`.
+    """Compile `function(*args, **kwargs)` for TPUs that are not here; see `tpu_magics.preflight`. `given`: of
+    PreflightOptions.
 
     Raises SearchInterrupted, with the results so far, where the user interrupts the search that `fit` asks for.
     """
-    targets = parse_all(target)
-    options = Options(
-        processes=processes, precision=precision, steps=steps, force=force, spmd=ALL_DEVICES if spmd else None
-    )
-    options.check()
+    asked = PreflightOptions(**given)
+    targets = parse_all(asked.target)
+    options, processes, fit = asked.of_trace(), asked.processes, asked.fit
     _require_ranks(targets, processes)
     require_compiler(packages)
-    store = Store(default_folder()) if kept else None
-    settings = _Settings(options, _is_spmd(spmd, processes), store, packages, callbacks or Callbacks())
+    store = Store(default_folder()) if asked.kept else None
+    settings = _Settings(options, _is_spmd(asked.spmd, processes), store, packages, callbacks or Callbacks())
     call = TrainingCall(function, args, dict(kwargs or {}))
-    meshes = list(dict.fromkeys(map(parse_mesh, _words(mesh))))
+    meshes = list(dict.fromkeys(map(parse_mesh, _words(asked.mesh))))
     require_meshes(meshes, targets)
     if meshes and processes is not None:
         raise TpuMagicsError(
@@ -242,8 +231,8 @@ def preflight(
             "In a mesh, one process drives all devices of the target.",
             "Leave out -n.",
         )
-    wanted = variants([Axis.of(one) for one in _words(compare)], meshes) if compare or mesh else ()
-    _check_variants(call, wanted, advise, fit)
+    wanted = variants([Axis.of(one) for one in _words(asked.compare)], meshes) if asked.compare or asked.mesh else ()
+    _check_variants(call, wanted, asked.advise, fit)
     parts = list(_on_meshes(call, targets, settings, meshes))
     if fit is not None and len(parts) > 1:
         raise TpuMagicsError(
@@ -255,8 +244,8 @@ def preflight(
         found = _compiled(parts, targets) if fit is None else _searched(parts[0].call, targets, parts[0].settings, fit)
         known = {part.mesh: part.later(found) for part in parts} if fit is None else {}
         compared = tuple(_compared(call, wanted, targets, settings, known))
-        advice = _advised(parts[0], found) if advise else AdviceResult()
-    return replace(found, profiled=profile, compared=compared, advice=advice)
+        advice = _advised(parts[0], found) if asked.advise else AdviceResult()
+    return replace(found, profiled=asked.profile, compared=compared, advice=advice)
 
 
 def _words(given: str | Sequence[str]) -> Sequence[str]:

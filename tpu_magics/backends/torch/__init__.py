@@ -100,8 +100,9 @@ class TorchBackend:
         optimizers.follow(items)
 
     def rebuild(self, items: Sequence[tuple[str, Any]], replicas: int) -> None:
-        from tpu_magics.backends.torch import rebuild
+        from tpu_magics.backends.torch import rebuild, sending
 
+        sending.to_devices()
         rebuild.rebuild(items, replicas)
 
 

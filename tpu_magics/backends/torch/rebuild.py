@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tpu_magics.backends.torch import cpu_only, lightning, notebook_devices, precision_request, sending
+from tpu_magics.backends.torch import cpu_only, lightning, notebook_devices, precision_request
 from tpu_magics.errors import TpuMagicsError
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
@@ -57,7 +57,6 @@ def adopt_state() -> None:
 def rebuild(items: Iterable[tuple[str, Any]], replicas: int) -> None:
     """Rebuild the notebook's Accelerators and Trainers among `items` for this rank. On the rank's thread, before its
     function."""
-    sending.to_devices()
     if "PartialState" in _built:
         with warnings.catch_warnings():
             # accelerate 1.15 asks torch_xla for the device by a deprecated name, which "error" filters would raise.
