@@ -573,29 +573,6 @@ strategy = tf.distribute.TPUStrategy(resolver)
 model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
 model.compile("adam", "mse")
 model.fit(data)
-# %% TPU704 remote: a generator
-data = tf.data.Dataset.from_generator(rows, output_types=tf.float32)
-model.fit(data)
-# %% TPU704 remote: a Sequence of Keras
-class Rows(keras.utils.Sequence):
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return np.zeros((8, 4)), np.zeros(8)
-model.fit(Rows())
-# %% TPU704 remote: ImageDataGenerator
-images = keras.preprocessing.image.ImageDataGenerator(rescale=1 / 255).flow_from_directory("images")
-model.fit(images)
-# %% TPU705 remote: a local file
-data = tf.data.TFRecordDataset("/kaggle/input/train.tfrec")
-model.fit(data)
-# %% TPU706 program: which TPU
-import tensorflow as tf
-resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
-tf.config.experimental_connect_to_cluster(resolver)
-tf.tpu.experimental.initialize_tpu_system(resolver)
-strategy = tf.distribute.TPUStrategy(resolver)
 # %% TPU707 strategy: ragged rows
 inputs = keras.Input((None,), ragged=True)
 model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
@@ -700,6 +677,3 @@ arguments = TrainingArguments("out", fsdp="full_shard", fsdp_config=config)
 with strategy.scope():
     classifier = keras.Sequential([keras.layers.Dense(2)])
     classifier.compile(optimizer=keras.optimizers.Adam(5e-5), loss=keras.losses.SparseCategoricalCrossentropy(), jit_compile=True)
-# %% TPU704 remote: pictures of a generator
-pictures = keras.preprocessing.image.ImageDataGenerator(rescale=1.0 / 255, horizontal_flip=True)
-model.fit(pictures.flow_from_directory("train", target_size=(150, 150), batch_size=32), epochs=3)

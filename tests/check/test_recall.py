@@ -67,7 +67,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="{tpu}")
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
 tf.config.experimental_connect_to_cluster(resolver)
 tf.tpu.experimental.initialize_tpu_system(resolver)
 strategy = tf.distribute.TPUStrategy(resolver)
@@ -81,8 +81,7 @@ PLACES = {
     "step": (TORCH + STEP, 8),
     "forward": (TORCH + FORWARD, 8),
     "tf": (TF, 4),
-    "strategy": (STRATEGY.replace("{tpu}", "local"), 0),
-    "remote": (STRATEGY.replace("{tpu}", "my-tpu"), 0),
+    "strategy": (STRATEGY, 0),
     "notebook": ("%%tpu_check\n{lines}", 0),
     "program": ("{lines}", 0),
 }

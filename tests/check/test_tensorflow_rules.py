@@ -1,4 +1,4 @@
-"""The group `tensorflow`: fixes, advice, and the TPU that a program uses.
+"""The group `tensorflow`: fixes, advice, and the strategy's scope.
 
 TensorFlow is not needed: its behaviour was measured with 2.20 and Keras 3.15.
 """
@@ -49,22 +49,6 @@ def test_jit_compile_is_taken_out_of_a_decorator() -> None:
     assert fixed_text(text.format("jit_compile=True, reduce_retracing=True")) == text.format("reduce_retracing=True")
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("{0}()", '{0}(tpu="local")'),
-        ('{0}(tpu="")', '{0}(tpu="local")'),
-        ("{0}('')", '{0}("local")'),
-        ("{0}.connect()", '{0}.connect(tpu="local")'),
-        ('{0}(job_name="worker")', '{0}(tpu="local", job_name="worker")'),
-        ('{0}(tpu="local")', '{0}(tpu="local")'),
-    ],
-)
-def test_a_resolver_gets_tpu_local(before: str, after: str) -> None:
-    text = IMPORT + "resolver = " + before.format(RESOLVER) + "\n"
-    assert fixed_text(text) == IMPORT + "resolver = " + after.format(RESOLVER) + "\n"
-
-
 # -- advice ----------------------------------------------------------------------------------------------------------
 
 
@@ -73,13 +57,6 @@ def test_what_is_only_advice() -> None:
     assert [(one.code, one.advice) for one in found(home)] == [("TPU702", True)]
     outside = f'{STRATEGY}with strategy.scope():\n    m = {MODEL}\nm.compile("adam", "mse")\nm.fit(1, 1)\n'
     assert [(one.code, one.advice) for one in found(outside)] == [("TPU703", True)]
-    remote = STRATEGY.replace("local", "my-node") + f"with strategy.scope():\n    m = {MODEL}\n"
-    remote += 'm.save("m.keras")\nm.save("m")\n'
-    assert [(one.code, one.advice) for one in found(remote)] == [
-        ("TPU705", True),
-        ("TPU705", False),
-        ("TPU708", False),
-    ]
 
 
 def test_no_advice_beside_a_strategy_or_without_training() -> None:
@@ -88,33 +65,6 @@ def test_no_advice_beside_a_strategy_or_without_training() -> None:
     assert codes(text.format("", "")) == []
     assert codes(text.format("s = tf.distribute.MirroredStrategy()\n", "m.fit(1, 1)\n")) == []
     assert codes(text.replace("TPU", "laptop").format("", "m.fit(1, 1)\n")) == []
-
-
-# -- which TPU -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("resolver", "remote"),
-    [
-        ('{0}(tpu="my-tpu-node")', True),
-        ('{0}("grpc://10.0.0.2:8470")', True),
-        ('{0}("grpc://" + os.environ["COLAB_TPU_ADDR"])', True),
-        ('{0}(f"grpc://{{address}}")', True),
-        ('{0}(zone="us-central1-b", project="mine", tpu=name)', True),
-        ('{0}.connect("my-tpu-node")', True),
-        ('{0}(tpu="local")', False),
-        ("{0}(tpu=name)", False),
-        ('{0}(tpu=os.environ["TPU_NAME"])', False),
-        ("{0}(tpu=options.tpu)", False),
-        ('{0}(tpu="my-tpu-node") if node else {0}(tpu="local")', False),
-    ],
-)
-def test_a_remote_tpu_is_known_by_its_resolver(resolver: str, remote: bool) -> None:
-    text = f"{IMPORT}def main(name, node, address, options):\n"
-    text += f"    strategy = tf.distribute.TPUStrategy({resolver.format(RESOLVER)})\n"
-    text += "data = tf.data.Dataset.from_generator(iter, output_types=tf.int64)\n"
-    text += "records = tf.data.TFRecordDataset('a.tfrecord')\n"
-    assert codes(text) == (["TPU704", "TPU705"] if remote else [])
 
 
 # -- the scope through cells and functions ---------------------------------------------------------------------------

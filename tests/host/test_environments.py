@@ -9,11 +9,9 @@ import pytest
 
 from tpu_magics.host import inspect_host, notebook_environment
 from tpu_magics.host.environments import (
-    NamedTpu,
     choose_device,
     find_environment,
     judge_pjrt,
-    named_tpu,
     worker_changes,
 )
 
@@ -73,28 +71,6 @@ def test_the_variables_of_an_ahead_of_time_compile_do_not_make_gke():
 
 def test_the_hosts_of_a_slice(tmp_path):
     assert find_environment(fake_hosts.gke(tmp_path).environ).hosts == ("job-0.svc", "job-1.svc")
-
-
-# -- a TPU that the environment names ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "named"),
-    [
-        ({}, None),
-        ({"TPU_NAME": " "}, None),
-        ({"TPU_NAME": "local"}, NamedTpu("local", "TPU_NAME")),
-        ({"TPU_NAME": "node-1", "COLAB_TPU_ADDR": "10.0.0.2:8470"}, NamedTpu("node-1", "TPU_NAME")),
-        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, NamedTpu("grpc://10.0.0.2:8470", "COLAB_TPU_ADDR")),
-        ({"COLAB_TPU_ADDR": "grpc://10.0.0.2:8470"}, NamedTpu("grpc://10.0.0.2:8470", "COLAB_TPU_ADDR")),
-        (
-            {"TPU_NAME": "node-1", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://10.0.0.3:8470"},
-            NamedTpu("grpc://10.0.0.3:8470", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"),
-        ),
-    ],
-)
-def test_a_tpu_that_a_variable_names(environ, named):
-    assert named_tpu(environ) == named
 
 
 def test_kaggle_unsets_what_its_image_bakes_in(tmp_path):

@@ -214,27 +214,8 @@ def test_this_kernel_may_hold_the_tpu_and_another_process_may_not(tmp_path):
     assert [problem.about for problem in inspect_tensorflow(fake).problems] == ["in use"]
 
 
-@pytest.mark.parametrize(
-    ("environ", "note"),
-    [
-        (
-            {"TPU_NAME": "my-node"},
-            "TPU_NAME=my-node names a TPU that is not in this host. To connect to it: %tpu_init --framework ",
-        ),
-        ({"COLAB_TPU_ADDR": "10.0.0.2:8470"}, "COLAB_TPU_ADDR=10.0.0.2:8470 names a TPU that is not in this host. "),
-    ],
-)
-def test_a_remote_tpu_that_the_environment_names_is_a_note(tmp_path, environ, note):
+def test_tensorflow_does_not_read_pjrt_device(tmp_path):
     fake = fake_hosts.plain(tmp_path)
-    fake.environ.update(environ)
-    (told,) = inspect_tensorflow(fake).notes
-    assert told.startswith(note) and "TPU nodes ended in April 2025" in told
-    assert inspect(fake).notes == ()
-
-
-@pytest.mark.parametrize("environ", [{"TPU_NAME": "local"}, {"TPU_NAME": ""}, {"PJRT_DEVICE": "TPU"}])
-def test_local_is_no_remote_tpu_and_tensorflow_does_not_read_pjrt_device(tmp_path, environ):
-    fake = fake_hosts.plain(tmp_path)
-    fake.environ.update(environ)
+    fake.environ["PJRT_DEVICE"] = "TPU"
     host = inspect_tensorflow(fake)
     assert (host.notes, host.problems) == ((), ())

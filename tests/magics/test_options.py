@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tpu_magics.magics.options import PARSERS
+from tpu_magics.errors import TpuMagicsError
+from tpu_magics.magics.options import PARSERS, init_parser
 
 from .kernel import Kernel
 from .samples import MODEL, TRAIN, TRAINED
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.process
         ("%tpu_check", ["--ready"]),
         ("%%tpu_check", ["--fix"]),
         ("%tpu_doctor", ["--fix"]),
-        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--tpu", "--checkpoints"]),
+        ("%tpu_init", ["-n", "--processes", "--precision", "bf16-downcast", "--framework", "--checkpoints"]),
         ("%tpu_pad", ["LENGTHS"]),
         ("%tpu_panel", ["RUN"]),
         ("%tpu_pod", ["--target"]),
@@ -54,6 +55,17 @@ def test_help_and_docstring_come_from_one_place(kernel: Kernel, magic: str, told
     doc = kernel.value(f"get_ipython().find_magic({magic.lstrip('%')!r}, {kind!r}).__doc__")
     assert doc.endswith(helped.removesuffix("\n"))
     assert doc.startswith("usage: %%" if f"%{magic}" in PARSERS else "usage: ")
+
+
+@pytest.mark.parametrize("words", [["--tpu", "my-node"], ["--tpu=grpc://10.0.0.2:8470"], ["--tpu", "local"]])
+def test_init_refuses_the_tpu_nodes_of_old_notebooks(words: list[str]) -> None:
+    with pytest.raises(TpuMagicsError) as caught:
+        init_parser().read(["--framework", "tensorflow", *words])
+    name = words[-1].removeprefix("--tpu=")
+    assert caught.value.what == f"%tpu_init no longer has --tpu {name}: a TPU cannot be reached by name or address."
+    assert caught.value.why == "Those were TPU nodes, which Google discontinued in April 2025."
+    assert "on the TPU VM itself" in caught.value.todo and "without --tpu" in caught.value.todo
+    assert "--tpu" not in init_parser().options and "--tpu " not in init_parser().format_help()
 
 
 def test_options_may_stand_anywhere(kernel: Kernel) -> None:

@@ -76,7 +76,6 @@ def test_init_shows_the_strategy_and_gives_it_to_the_notebook(kernel: Kernel) ->
     assert "-n 2 is not supported for TensorFlow" in kernel.run("%tpu_init -n 2").said
     padded = kernel.run("%tpu_pad [3, 5, 9, 9] --batch 2 --plain").good().printed
     assert "dataset.padded_batch(2, " in padded or "dataset.bucket_by_sequence_length(" in padded
-    assert "--tpu x is only for TensorFlow" in kernel.run("%tpu_init --framework torch --tpu x").said
 
 
 def test_the_panel_is_live_while_the_cell_holds_the_main_thread(kernel: Kernel) -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.host import fake_hosts
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement, TrainingProblem
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.panel.host import host_table
 from tpu_magics.panel.table import Table, to_html, to_text
@@ -269,12 +269,6 @@ NOT_YET = "n/a (TensorFlow is not connected yet: run %tpu_init)"
             Placement(TPU_LOCAL, None, 8, "chips 2x4x1"),
             ("TPU", "`strategy`: TPUStrategy, on the TPU of this host", "8", "chips 2x4x1"),
         ),
-        (
-            "plain",
-            CPU,
-            Placement(TPU_REMOTE, None, 8, "chips 2x2x1"),
-            ("TPU", "`strategy`: TPUStrategy, on a remote TPU", "8", "chips 2x2x1"),
-        ),
         ("plain", CPU, None, ("CPU", NOT_YET, NOT_YET, NOT_YET)),
     ],
 )
@@ -300,13 +294,3 @@ def test_a_tensorflow_that_cannot_use_the_tpu(tmp_path):
     table = tensorflow_table(fake_hosts.kaggle_v5e_8(tmp_path), **CPU)
     assert cells(table)["HostProblem"].startswith("TensorFlow does not find a TPU on this host.")
     assert states(table)["Framework"] == states(table)["HostProblem"] == "broken"
-
-
-@pytest.mark.parametrize(
-    ("refuses", "label", "state"), [(True, "HostProblem", "broken"), (False, "Warning", "warning")]
-)
-def test_what_will_not_work_there_is_told_as_problems_of_the_host_are(tmp_path, refuses, label, state):
-    problem = TrainingProblem("It is a node.", "It ended.", "Use a TPU VM.", refuses=refuses)
-    table = tensorflow_table(fake_hosts.plain(tmp_path), Placement(TPU_REMOTE, None, 8, "", (), (problem,)), **CPU)
-    assert cells(table)[label] == "It is a node.\nWhy: It ended.\nFix: Use a TPU VM."
-    assert states(table)[label] == state

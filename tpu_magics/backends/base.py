@@ -186,7 +186,7 @@ class CollectiveBroken(BaseException):
 
 # -- a framework that trains in the notebook's own process ------------------------------------------------------------
 
-DEFAULT, TPU_LOCAL, TPU_REMOTE = "default", "tpu-local", "tpu-remote"  # Placement.kind
+DEFAULT, TPU_LOCAL = "default", "tpu-local"  # Placement.kind
 
 
 @dataclass(frozen=True)
@@ -202,16 +202,15 @@ class TrainingProblem:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host), "tpu-remote" (a TPU node, by name or
-    address) or "default" (no TPU); `strategy`: the framework's own object, for the notebook; `replicas`: devices that
-    train in sync; `topology`: in words, or ""; `notes`: lines for the user; `problems`: what will not work here."""
+    """Where a LocalBackend trains. `kind`: "tpu-local" (chips of this host) or "default" (no TPU); `strategy`: the
+    framework's own object, for the notebook; `replicas`: devices that train in sync; `topology`: in words, or "";
+    `notes`: lines for the user."""
 
     kind: str
     strategy: Any
     replicas: int = 1
     topology: str = ""
     notes: Sequence[str] = ()
-    problems: Sequence[TrainingProblem] = ()
 
     @property
     def device(self) -> str:

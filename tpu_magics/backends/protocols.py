@@ -272,10 +272,10 @@ class LocalBackend(Protocol):
     def prepare(self) -> None:
         """Import the framework. Raises TpuMagicsError where it cannot be imported."""
 
-    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
-        """Connect to the TPU (`asked`: its name or grpc address, "" to find one), create the strategy, and set the
-        precision of models created from now on ("", "fp32" or "bf16"). `host`: the detected Host. A second call with
-        the same arguments returns the same. Raises TpuMagicsError if it cannot connect."""
+    def initialise(self, precision: str = "", host: Any = None) -> Placement:
+        """Connect to the TPU of `host`, the detected Host, if it has one, create the strategy, and set the precision of
+        models created from now on ("", "fp32" or "bf16"). A second call with the same arguments returns the same.
+        Raises TpuMagicsError if it cannot connect."""
 
     def scope(self) -> AbstractContextManager[None]:
         """The strategy's scope, in which models, variables and metrics are created and trained."""
@@ -307,16 +307,15 @@ class LocalBackend(Protocol):
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
         """Models and variables among `items` that were created outside the strategy's scope."""
 
-    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
-        """Input pipelines and output paths among `items` that cannot work where the training runs. `cells`: file names
-        of cells -> "In [n]"."""
+    def data_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
+        """Input pipelines among `items` with a short last batch, and output paths that cannot be written."""
 
     def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
         """Paths in the code's own calls (`model.save("gs://...")`) that cannot be saved to. `tree`: of a cell, or a
         module with the trained function; `names`: the notebook's and the arguments."""
 
     def watching_data(
-        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]]
     ) -> AbstractContextManager[None]:
         """Within it, data that the code creates itself is checked before its first step: TpuMagicsError for what cannot
         work, `tell` for warnings. `items`: what `data_problems` already checked."""

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpu_magics.check.inference.values import NUMBER, AbstractValue
+from tpu_magics.check.inference.values import AbstractValue
 from tpu_magics.check.rule import Rule
 
 if TYPE_CHECKING:
     from tpu_magics.check.cells import CodeCell
     from tpu_magics.check.rule_context import RuleContext
 
-LOCAL_TPU = "local"
 RESOLVER = "tensorflow.distribute.cluster_resolver.TPUClusterResolver"
 RESOLVERS = (RESOLVER, RESOLVER + ".connect", "tensorflow.distribute.experimental.TPUClusterResolver")
 STRATEGIES = ("tensorflow.distribute.TPUStrategy", "tensorflow.distribute.experimental.TPUStrategy")
 XLA_ROOTS = ("torch_xla", "accelerate", "tpu_magics")
 TRAINING_MAGICS = ("tpu_init", "tpu_train", "tpu_preflight")
+_FRAMEWORK = re.compile(r"--framework[= ]+(\S+)")
 
 
 @dataclass
@@ -217,27 +217,24 @@ class CheckedProgram:
         return bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
 
     @property
-    def remote_tpu(self) -> bool | None:
-        """True: a resolver or %tpu_init has a name or an address; False: "local", or no TPU at all; None: unknown."""
-        if not self.tpu_tf:
-            return False
-        remote = [_remote(call) for call in self.calls(*RESOLVERS)]
-        remote += [name != LOCAL_TPU for name in self.init_values("tpu")]
-        unknown = None in remote or (not remote and not self._has_tensorflow_in_magics())
-        return True if True in remote else None if unknown else False
+    def local_tpu(self) -> bool:
+        """Whether TensorFlow certainly uses the TPU of this host: its resolvers are "local", or %tpu_init finds it."""
+        resolvers = self.calls(*RESOLVERS)
+        local = all(call.ctx.constant(call.ctx.argument(call.node, "tpu", 0)) == "local" for call in resolvers)
+        return local and (bool(resolvers) or self._has_tensorflow_in_magics())
 
     def _has_tensorflow_in_magics(self) -> bool:
         if not (self.uses("tensorflow") or self.uses("keras")):
             return False
         here = [cell.magic for cell in self.cells]
         here += [magic.name for cell in self.cells for magic in cell.line_magics]
-        return any(name in TRAINING_MAGICS for name in here) and "torch" not in self.init_values("framework")
+        return any(name in TRAINING_MAGICS for name in here) and "torch" not in self._init_frameworks
 
-    def init_values(self, option: str) -> list[str]:
-        """The values of `%tpu_init --OPTION VALUE`, in the order of the cells."""
-        result = re.compile(rf"--{option}[= ]+(\S+)")
+    @property
+    def _init_frameworks(self) -> list[str]:
+        """The values of `%tpu_init --framework VALUE`, in the order of the cells."""
         magics = (magic for cell in self.cells for magic in cell.line_magics if magic.name == "tpu_init")
-        return [match[1].strip("\"'") for magic in magics if (match := result.search(magic.words))]
+        return [match[1].strip("\"'") for magic in magics if (match := _FRAMEWORK.search(magic.words))]
 
 
 _Key = TypeVar("_Key", Function, CheckedProgram)
@@ -255,16 +252,6 @@ def remembered(compute: Callable[[_Key], _Result]) -> Callable[[_Key], _Result]:
         return result
 
     return once
-
-
-def _remote(call: CallSite) -> bool | None:
-    given = call.ctx.argument(call.node, "tpu", 0)
-    if given is None:
-        return None
-    value = call.ctx.value(given)
-    if isinstance(value.const, str):
-        return None if not value.const else value.const != LOCAL_TPU
-    return True if value.kind != NUMBER or value.const is not None else None
 
 
 def _in_order(calls: Iterable[CallSite]) -> list[CallSite]:

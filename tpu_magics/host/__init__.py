@@ -31,7 +31,6 @@ from tpu_magics.host.environments import (
     choose_device,
     find_environment,
     judge_pjrt,
-    named_tpu,
     notebook_environment,
     worker_changes,
 )
@@ -154,7 +153,7 @@ def inspect_host(
         # Kaggle's variables are made for one process, as TensorFlow's is.
         variable_changes=worker_changes(environ, environment, len(chips)) if torch else (),
         problems=tuple(sorted(problems, key=lambda problem: problem.state != BROKEN)),
-        notes=(*_notes(environment, found.lock, torch), *(() if torch or chips else _named(environ))),
+        notes=_notes(environment, found.lock, torch),
         framework=framework,
     )
 
@@ -171,16 +170,6 @@ def _judge_promise(environment: Environment, chips: tuple[Chip, ...]) -> list[Ho
             state=WARNING,
         )
     ]
-
-
-def _named(environ: Mapping[str, str]) -> tuple[str, ...]:
-    named = named_tpu(environ)
-    if named is None or named.name == "local":
-        return ()
-    return (
-        f"{named.variable}={environ[named.variable]} names a TPU that is not in this host. "
-        f"To connect to it: %tpu_init --framework tensorflow --tpu {named.name} (TPU nodes ended in April 2025).",
-    )
 
 
 def _notes(environment: Environment, lock: LockFile, torch: bool) -> tuple[str, ...]:

@@ -61,28 +61,6 @@ def session_since() -> float | None:
         return None
 
 
-@dataclass(frozen=True)
-class NamedTpu:
-    """A TPU that a variable of the environment names. `name`: a name, "local" or "grpc://host:port"."""
-
-    name: str
-    variable: str
-
-
-# In the order in which TensorFlow asks (tensorflow/python/tpu/client/client.py, 2.21), and Colab's of before 2025,
-# which notebooks read themselves.
-_NAMING = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "COLAB_TPU_ADDR")
-
-
-def named_tpu(environ: Environ) -> NamedTpu | None:
-    """The TPU that the environment names; None where it names none."""
-    found = (NamedTpu(environ[name].strip(), name) for name in _NAMING if environ.get(name, "").strip())
-    named = next(found, None)
-    if named is None or named.variable != "COLAB_TPU_ADDR" or "://" in named.name:
-        return named
-    return NamedTpu(f"grpc://{named.name}", named.variable)
-
-
 LOCAL = Environment(key="plain", name="local machine")
 
 

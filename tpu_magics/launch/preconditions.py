@@ -235,16 +235,6 @@ def refuse_other_ranks(name: str, ranks: int, options: Options, tpu_branch: bool
         )
 
 
-def refuse_tpu(tpu: str) -> None:
-    """Raise TpuMagicsError for --tpu with PyTorch."""
-    if tpu:
-        raise TpuMagicsError(
-            f"--tpu {tpu} is only for TensorFlow.",
-            "PyTorch/XLA uses the TPU chips of its own host; --tpu names a TPU of another host.",
-            "Omit --tpu, or use %tpu_init --framework tensorflow --tpu NAME.",
-        )
-
-
 def refuse_in_process_options(options: Options) -> None:
     """Raise TpuMagicsError for options that only a run in this process supports."""
     if options.jit != "auto":

@@ -147,7 +147,6 @@ _CAUSES = {
     "recompiles": ("input-shape", "last-batch", "python-number", "live-tensors"),
 }
 _TRAINED = ("done", "stopped")
-_REMOTE = ("TPU704", "TPU705", "TPU706")
 _SCOPE = ("TPU401", "TPU402", "TPU403", "TPU703")
 _JIT = ("TPU701", "TPU702")
 
@@ -316,15 +315,10 @@ def _preflight_text(one: preflights.Record) -> str:
 
 def _data_location(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Data in memory, or readable on the TPU's host"
-    findings = [one for one in evidence.findings if one.code in _REMOTE]
-    if findings:
-        return ChecklistItem(question, FAILED, _positions(findings))
     if evidence.program.tpu_tf:
-        if evidence.program.remote_tpu is False:
-            return ChecklistItem(
-                question, PASSED, 'The resolver is "local": the TPU is on this host, which reads the files.'
-            )
-        return ChecklistItem(question, UNKNOWN, "The code does not show whether the TPU is on this host or remote.")
+        if evidence.program.local_tpu:
+            return ChecklistItem(question, PASSED, "The TPU is on this host, which reads the files.")
+        return ChecklistItem(question, UNKNOWN, "The code does not show whether the TPU is on this host.")
     if _has_launch(evidence):
         return ChecklistItem(question, PASSED, "Workers run on the same host as the notebook and read the same files.")
     return ChecklistItem(question, UNKNOWN, "No launch found in the cells, so it is unknown where the data is read.")
@@ -399,7 +393,7 @@ def _jit(evidence: ChecklistEvidence) -> ChecklistItem:
 def _arguments(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Launch, precision and Trainer arguments valid for a TPU"
     groups = ("launch", "precision", "trainer", "tensorflow")
-    elsewhere = (*_REMOTE, *_SCOPE, *_JIT)
+    elsewhere = (*_SCOPE, *_JIT)
     findings = [
         one for one in evidence.findings if one.group in groups and one.code not in elsewhere and not one.advice
     ]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @dataclass
 class Session:
     """One for each process. `notebook`: where output goes; `active_run`: the run whose results are not loaded yet;
-    `last`: the newest run's result; `framework` and `tpu`: as given to %tpu_init; `placed`: where a framework trains
+    `last`: the newest run's result; `framework`: as given to %tpu_init; `placed`: where a framework trains
     that runs in this process (None: not connected yet); `pod`: the hosts of runs (None: this host); `spawns`: workers
     are new processes, because forks could not use the device; `checkpoints`: where those of runs are ("": nowhere);
     `slice`: the TPU slice that was requested for `pod`; `tpu_branch`: XLA:CPU is in a TPU's place in workers;
@@ -55,7 +55,6 @@ class Session:
     spmd: int | None = None
     collective_timeout: float | None = None
     framework: str = AUTO
-    tpu: str = ""
     placed: Placement | None = None
     pod: Pod | None = None
     spawns: bool = False
@@ -121,7 +120,7 @@ class Session:
             if not known:
                 self.local.prepare()
                 forbid_torch_xla()
-            self.placed = placed = self.local.initialise(self.tpu, self.precision, host=self.host)
+            self.placed = placed = self.local.initialise(self.precision, host=self.host)
         if not known:
             self.notebook.namespace.setdefault("strategy", placed.strategy)
             for line in placed.notes:
@@ -197,7 +196,6 @@ def initialise(
     spmd: int | None = None,
     collective_timeout: float | None = None,
     framework: str = AUTO,
-    tpu: str = "",
     hosts: str = "",
     wanted: Slice | None = None,
     checkpoints: str | None = None,
@@ -213,7 +211,6 @@ def initialise(
         cache: folder of the persistent compile cache, or "off"; None keeps the current one.
         spmd: number of devices of the single SPMD worker of a run.
         framework: "auto", "torch" or "tensorflow".
-        tpu: the name or grpc address of a remote TPU.
         hosts: the Ray cluster to train on ("ray", "ray://HOST:PORT", "HOST:PORT"; "" and "off": this host).
         wanted: the TPU slice to request from the cluster.
         checkpoints: where those of runs are kept, a folder or an address, or "off"; None keeps what the session has.
@@ -236,8 +233,7 @@ def initialise(
         preconditions.refuse_tpu_branch("--as" if stands_for is not None else "--tpu-branch" if tpu_branch else "")
         host_selection.require_pytorch(hosts)
         host_selection.leave_pod(current)
-        return _initialise_local(framework, tpu, precision or "")
-    preconditions.refuse_tpu(tpu)
+        return _initialise_local(framework, precision or "")
     current.backend.refuse(options.precision or "", options.spmd, cache or "", hosts)
     if stands_for is not None:
         preconditions.refuse_other_ranks(stands_for.name, _ranks_of(stands_for), options, tpu_branch)
@@ -315,14 +311,14 @@ def has_stand_in(host: Host) -> bool:
         return False
 
 
-def _initialise_local(framework: str, tpu: str, precision: str) -> Host:
+def _initialise_local(framework: str, precision: str) -> Host:
     """`initialise` for a framework that trains in this process. The session is unchanged if it fails."""
-    before = (current.framework, current.tpu, current.precision)
-    current.framework, current.tpu, current.precision = framework, tpu, precision
+    before = (current.framework, current.precision)
+    current.framework, current.precision = framework, precision
     try:
         placed = current.place(anew=True)
     except BaseException:
-        current.framework, current.tpu, current.precision = before
+        current.framework, current.precision = before
         raise
     current.notebook.namespace["strategy"] = placed.strategy
     assert current.host is not None

@@ -24,7 +24,6 @@ def initialise(
     spmd: int | None = None,
     collective_timeout: float | None = None,
     framework: str = "auto",
-    tpu: str = "",
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
@@ -33,7 +32,7 @@ def initialise(
 ) -> Host:
     """Set up the session and show the table; then import the framework, so that the first run starts faster."""
     current = session.current
-    settings = (precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, target, checkpoints)
+    settings = (precision, processes, cache, spmd, collective_timeout, framework, hosts, target, checkpoints)
     host = init(*settings, tpu_branch, stands_for)
     chosen = current.torch if host.framework == "torch" else None
     show_table(host_table(host, current.processes, spmd, current.placed, current.pod, chosen))
@@ -71,7 +70,6 @@ def init(
     spmd: int | None = None,
     collective_timeout: float | None = None,
     framework: str = "auto",
-    tpu: str = "",
     hosts: str = "",
     target: str = "",
     checkpoints: str | None = None,
@@ -87,7 +85,6 @@ def init(
         spmd: number of devices of one SPMD worker.
         collective_timeout: seconds that a rank of a rehearsal waits in a collective for the others.
         framework: "auto", "torch" or "tensorflow".
-        tpu: for TensorFlow, the name or the grpc address of a remote TPU.
         hosts: the Ray cluster whose hosts train: "ray" (that of this machine), "ray://HOST:PORT", "HOST:PORT"; "" and
             "off" mean this host.
         target: with `hosts`, the TPU slice to request from the cluster ("v5litepod-16").
@@ -101,5 +98,5 @@ def init(
         TpuMagicsError: a setting is not possible here.
     """
     wanted = wanted_slice(target, hosts)
-    settings = (precision, processes, cache, spmd, collective_timeout, framework, tpu, hosts, wanted, checkpoints)
+    settings = (precision, processes, cache, spmd, collective_timeout, framework, hosts, wanted, checkpoints)
     return session.initialise(*settings, tpu_branch, rehearsed_slice(stands_for, hosts))

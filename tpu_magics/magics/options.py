@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.options import Options, given_options
 from tpu_magics.magics.parser import (
     Definition,
@@ -67,6 +68,15 @@ def add_option(parser: argparse.ArgumentParser, name: str, cls: type = Options, 
 _KINDS: Mapping[str, Callable[[str], Any]] = {"count": count, "seconds": seconds, "targets": Targets, "size": Size}
 
 
+def _refuse_tpu(tpu: str) -> NoReturn:
+    """Raise TpuMagicsError for --tpu, which old notebooks have."""
+    raise TpuMagicsError(
+        f"%tpu_init no longer has --tpu {tpu}: a TPU cannot be reached by name or address.",
+        "Those were TPU nodes, which Google discontinued in April 2025.",
+        "Run the notebook on the TPU VM itself, with %tpu_init and without --tpu: it finds the TPU of its own host.",
+    )
+
+
 def init_parser() -> MagicParser:
     """%tpu_init"""
     parser = MagicParser(
@@ -81,9 +91,7 @@ def init_parser() -> MagicParser:
         default="auto",
         help="the framework of the cells (default: auto, the one that the notebook has imported)",
     )
-    parser.add_argument(
-        "--tpu", default="", metavar="NAME", help="TensorFlow: the name or grpc:// address of a TPU on another host"
-    )
+    parser.add_argument("--tpu", type=_refuse_tpu, help=argparse.SUPPRESS)
     add_shared(parser)
     parser.add_argument(
         "--spmd",

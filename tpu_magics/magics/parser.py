@@ -67,8 +67,9 @@ class MagicParser(argparse.ArgumentParser):
 
     @property
     def options(self) -> Mapping[str, argparse.Action]:
-        """All options, by each of their spellings."""
-        return {spelling: action for action in self._actions for spelling in action.option_strings}
+        """All options but hidden ones, by each of their spellings."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return {spelling: action for action in shown for spelling in action.option_strings}
 
     @property
     def positionals(self) -> Sequence[argparse.Action]:

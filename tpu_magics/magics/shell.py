@@ -189,7 +189,6 @@ class TpuMagics(Magics):
             found.spmd,
             found.collective_timeout,
             found.framework,
-            found.tpu,
             found.hosts,
             found.target,
             found.checkpoints,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, TPU_REMOTE, Placement
-from tpu_magics.backends.base import TrainingProblem as Placing
+from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
 from tpu_magics.host import (
     BROKEN,
     ENVIRONMENT,
     IN_USE,
     TPU,
     VERSIONS,
-    WARNING,
     Host,
     HostProblem,
     VariableChange,
@@ -43,7 +41,6 @@ TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "libtpu
 _CALLED = {
     DEFAULT: "the default strategy (no TPU)",
     TPU_LOCAL: "TPUStrategy, on the TPU of this host",
-    TPU_REMOTE: "TPUStrategy, on a remote TPU",
 }
 
 
@@ -95,8 +92,6 @@ def _rows(
         yield Row(("Changed in the workers", _repair(repair)))
     for problem in host.problems:
         yield _problem(problem)
-    for placing in placed.problems if placed is not None else ():
-        yield _placing_problem(placing)
 
 
 def host_summary(
@@ -107,11 +102,8 @@ def host_summary(
     pod: Pod | None = None,
 ) -> protocol.KernelHost:
     """The same in one line, for a status bar. Arguments: as those of `host_table`."""
-    remote = placed is not None and placed.kind == TPU_REMOTE
-    rehearsal = host.device == "CPU" and not remote
-    if remote and placed is not None:
-        title = f"remote TPU, {plural(placed.replicas, 'replica')}"
-    elif rehearsal:
+    rehearsal = host.device == "CPU"
+    if rehearsal:
         title = "XLA:CPU rehearsal"
     else:
         kind = host.generation.name if host.generation is not None else ""
@@ -184,13 +176,6 @@ _PLACING: Mapping[str, Callable[[Placement], str]] = {
     "Replicas": _replicas,
     "Topology": _topology,
 }
-
-
-def _placing_problem(problem: Placing) -> Row:
-    lines = [problem.what, f"Why: {problem.why}", f"Fix: {problem.todo}"]
-    return Row(
-        ("HostProblem" if problem.refuses else "Warning", "\n".join(lines)), BROKEN if problem.refuses else WARNING
-    )
 
 
 # -- shared rows --------------------------------------------------------------------------------------------------

@@ -22,12 +22,9 @@ import fake_gcs
 import keras
 import numpy as np
 import tensorflow as tf
-from fake_remote_host import DEVICE, remote_host
 
 from tpu_magics import tf as public
-from tpu_magics.backends.base import Placement
 from tpu_magics.backends.tensorflow import checkpoint_files, checkpoint_paths, checkpoints
-from tpu_magics.backends.tensorflow.checkpoint_files import is_remote
 from tpu_magics.backends.tensorflow.checkpoints import saving_problems
 from tpu_magics.errors import TpuMagicsError
 
@@ -329,7 +326,6 @@ def buckets(folder: Path) -> dict[str, Any]:
     return {
         **found,
         "seconds": time.monotonic() - started,
-        "remote": told("gs://bucket/model", fake_gcs.refusing("denied"), remote_tpu=True),
         "good": told("gs://bucket/runs/model.keras", tries.append),
         "tries": [path.rpartition("/")[0] for path in tries],
         "ram": checkpoints.writable("ram://bucket/model.keras") is None,
@@ -356,12 +352,10 @@ def names(folder: Path) -> dict[str, str]:
             act()
         except Exception as error:
             found[name] = str(checkpoints.name_refused(error) or "")
-    local = tf.errors.UnimplementedError(None, None, "File system scheme '[local]' not implemented (file: 'ckpt_temp')")
-    found["local"] = str(checkpoints.name_refused(local))
     return found
 
 
-def known(folder: Path) -> dict[str, Any]:
+def known(folder: Path) -> list[str]:
     """Callbacks and managers that will write."""
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(), str(folder / "managed"), 1)
     here = [
@@ -370,10 +364,7 @@ def known(folder: Path) -> dict[str, Any]:
         keras.callbacks.EarlyStopping(),
     ]
     items = [("callbacks", here), ("manager", manager), ("x", 1)]
-    return {
-        kind: [problem.what for problem in checkpoints.path_problems(items, Placement(kind, None))]
-        for kind in ("default", "tpu-local", "tpu-remote")
-    }
+    return [problem.what for problem in checkpoints.path_problems(items)]
 
 
 def calls(folder: Path) -> dict[str, Any]:
@@ -394,49 +385,23 @@ def calls(folder: Path) -> dict[str, Any]:
         "not of a model": 'np.save("/proc/x", 1)\nfigure.save("x.png")\nmodel.save(f"/proc/{1}.keras")',
     }
     found: dict[str, Any] = {
-        name: [[one.what, one.refuses] for one in saving_problems(ast.parse(text), names, Placement("default", None))]
+        name: [[one.what, one.refuses] for one in saving_problems(ast.parse(text), names)]
         for name, text in texts.items()
     }
     with mock.patch.object(checkpoint_paths, "_try", fake_gcs.refusing("no credentials")):
         tree = ast.parse('model.save("gs://bucket/model.keras")')
-        (one,) = saving_problems(tree, names, Placement("default", None), on_colab=True)
+        (one,) = saving_problems(tree, names, on_colab=True)
     return {**found, "bucket": [one.what, one.todo, one.refuses]}
 
 
-def remote(folder: Path) -> dict[str, Any]:
-    """Variables on a host of another process, whose working directory is another."""
-    here = folder / "here"
-    here.mkdir()
-    os.chdir(here)
-    tf.config.experimental_connect_to_host(ADDRESS, job_name="worker")
-    with tf.distribute.OneDeviceStrategy(DEVICE).scope():
-        one = model()
-    train(one, 0, 1)
-    try:
-        tf.train.Checkpoint(model=one).write("plain/checkpoint")
-        plain = ""
-    except tf.errors.OpError as error:
-        plain = type(error).__name__
-    before, found = state(one), {}
-    for name in FILES:
-        public.save(one, name)
-        train(one, 1, 2)
-        public.load(one, name)
-        found[name] = state(one) == before
-    files = {where.name: sorted(path.name for path in where.iterdir()) for where in (here, folder / "there")}
-    return {"remote": is_remote(one), "plain": plain, "found": found, "files": files}
-
-
-REPORTS = (resume, distributed, loop, broken, killed, foreign, refused, buckets, names, known, calls, remote)
+REPORTS = (resume, distributed, loop, broken, killed, foreign, refused, buckets, names, known, calls)
 
 if __name__ == "__main__":
-    with remote_host(Path(sys.argv[1]) / "remote" / "there") as ADDRESS:
-        cpus = tf.config.list_physical_devices("CPU")
-        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-        report = {}
-        for make in REPORTS:
-            place = Path(sys.argv[1]) / make.__name__
-            place.mkdir(exist_ok=True)
-            report[make.__name__] = make(place)
-        print(json.dumps(report), flush=True)
-    os._exit(0)  # a connection to a host that has gone may hold TensorFlow's own exit
+    cpus = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+    report = {}
+    for make in REPORTS:
+        place = Path(sys.argv[1]) / make.__name__
+        place.mkdir()
+        report[make.__name__] = make(place)
+    print(json.dumps(report), flush=True)

@@ -7,7 +7,6 @@ Usage: python data_program.py FOLDER
 from __future__ import annotations
 
 import json
-import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -29,85 +28,28 @@ from tpu_magics.backends.tensorflow.data_checks import checking_fits
 from tpu_magics.backends.tensorflow.in_memory import in_memory
 from tpu_magics.errors import TpuMagicsError
 
-CELL = "<ipython-input-7-cell>"
-CODE = """import tensorflow as tf
-
-def rows():
-    for number in range(7):
-        yield number
-
-def doubled(value):
-    return tf.py_function(lambda one: one * 2, [value], tf.float32)
-
-generated = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((), tf.int32))
-mapped = tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]).map(doubled).prefetch(2)
-numpied = tf.data.Dataset.range(3).map(lambda one: tf.numpy_function(lambda x: x, [one], tf.int64))
-lines = tf.data.TextLineDataset([text]).batch(2, drop_remainder=True)
-records = tf.data.TFRecordDataset(["data/one.tfrecord"], num_parallel_reads=2)
-fixed = tf.data.FixedLengthRecordDataset(text, 1)
-listed = tf.data.Dataset.list_files(text[:-1] + "*").interleave(tf.data.TextLineDataset)
-read = tf.data.Dataset.from_tensor_slices(([text], [0])).map(lambda path, label: (tf.io.read_file(path), label))
-captured = tf.data.Dataset.range(2).flat_map(lambda number: lines)
-cached = tf.data.Dataset.range(2).cache(text + ".cache")
-loaded = tf.data.Dataset.load(stored)
-bucket = tf.data.TFRecordDataset("gs://bucket/one.tfrecord")
-joined = tf.data.Dataset.from_tensor_slices(["one.png"]).map(lambda name: tf.io.read_file("gs://bucket/" + name))
-pure = tf.data.Dataset.from_tensor_slices(tf.zeros((8, 2))).shuffle(8).batch(4).cache().repeat()
-hugging = hf.to_tf_dataset(4)
-"""
-AWAY, HERE, HOME = (Placement(kind, None, replicas=4) for kind in ("tpu-remote", "tpu-local", "default"))
-
-
-def cell(folder: Path) -> dict[str, Any]:
-    """The names that CODE makes, typed into a cell."""
-    text = folder / "text.txt"
-    text.write_text("1\n2\n")
-    tf.data.Dataset.range(3).save(str(folder / "stored"))
-    hf = FakeHfDataset([{"x": [float(number), 0.0]} for number in range(8)])
-    names = {"text": str(text), "stored": str(folder / "stored"), "hf": hf}
-    linecache.cache[CELL] = (len(CODE), None, CODE.splitlines(keepends=True), CELL)
-    exec(compile(CODE, CELL, "exec"), names)
-    return {name: value for name, value in names.items() if isinstance(value, tf.data.Dataset)}
+HERE, HOME = (Placement(kind, None, replicas=4) for kind in ("tpu-local", "default"))
 
 
 def told(problems: Any) -> list[list[Any]]:
     return [[one.what, one.why, one.todo, one.refuses] for one in problems]
 
 
-def kinds(folder: Path) -> dict[str, Any]:
-    """What is said of each pipeline, where the TPU is remote; and all of them elsewhere."""
-    items = list(cell(folder).items())
-    found = {name: told(data_checks.problems([(name, one)], AWAY, {CELL: "In [7]"})) for name, one in items}
-    for name, placed in (("on a TPU VM", HERE), ("at home", HOME)):
-        found[name] = [one for one in told(data_checks.problems(items, placed)) if one[3]]
-    return found
-
-
 def reached(folder: Path) -> dict[str, Any]:
-    """Datasets in containers, iterators, distributed ones, PyDatasets."""
-    bad = cell(folder)["generated"]
-
-    class Batches(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> Any:
-            return np.zeros((2, 2)), np.zeros(2)
-
+    """Datasets in containers, iterators and distributed ones."""
+    short = tf.data.Dataset.range(10).batch(4)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    made = strategy.distribute_datasets_from_function(lambda context: bad.batch(2))
     items = {
-        "splits": {"train": [bad], "count": 3},
-        "iterator": iter(bad),
-        "distributed": strategy.experimental_distribute_dataset(bad.batch(2)),
-        "from function": made,
-        "py dataset": Batches(workers=1),
+        "splits": {"train": [short], "count": 3},
+        "iterator": iter(short),
+        "distributed": strategy.experimental_distribute_dataset(short),
+        "from function": strategy.distribute_datasets_from_function(lambda context: short),
         "other": [1, "text", np.zeros(3), tf.zeros(2)],
     }
     found = {
-        name: [one[0] for one in told(data_checks.problems([(name, value)], AWAY))] for name, value in items.items()
+        name: [one[0] for one in told(data_checks.problems([(name, value)], HOME))] for name, value in items.items()
     }
-    twice = data_checks.problems([("one", bad), ("same", [bad])], AWAY)
+    twice = data_checks.problems([("one", short), ("same", [short])], HOME)
     return {**found, "twice": len(twice)}
 
 
@@ -171,9 +113,19 @@ def fits(folder: Path) -> dict[str, Any]:
     def batches() -> Any:
         yield from [(x[:4], y[:4])] * 2
 
+    class Batches(keras.utils.PyDataset):
+        shape = (224, 3)  # of a picture
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return x[:4], y[:4]
+
     signature = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
     unknown = tf.data.Dataset.from_generator(batches, output_signature=signature)
     known = tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
+    short = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     best, backup = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
     tried = best("/proc/best-{epoch}.keras", save_freq=100)
     cases: dict[str, tuple[Placement, Callable[[Any], Any], list[Any]]] = {
@@ -183,12 +135,11 @@ def fits(folder: Path) -> dict[str, Any]:
         "known": (HERE, lambda one: one.fit(known, verbose=0), []),
         "arrays": (HOME, lambda one: one.fit(x, y, batch_size=4, verbose=0), []),
         "even arrays": (HOME, lambda one: one.fit(x, y, batch_size=5, verbose=0), []),
-        "generator away": (AWAY, lambda one: one.fit(batches(), steps_per_epoch=1, verbose=0), []),
-        "told before": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), [("unknown", unknown)]),
-        "made in the cell": (AWAY, lambda one: one.fit(unknown, steps_per_epoch=1, verbose=0), []),
+        "py dataset": (HOME, lambda one: one.fit(Batches(), verbose=0), []),
+        "told before": (HOME, lambda one: one.fit(short, verbose=0), [("short", short)]),
+        "made in the cell": (HOME, lambda one: one.fit(short, verbose=0), []),
         "evaluate": (HERE, lambda one: one.evaluate(unknown, verbose=0), []),
         "validation": (HERE, lambda one: one.fit(known, validation_data=unknown, verbose=0), []),
-        "validation away": (AWAY, lambda one: one.fit(known, validation_data=unknown, verbose=0), []),
         "callback": (HOME, lambda one: one.fit(known, callbacks=[best("/proc/best.keras")], verbose=0), []),
         "backup": (HOME, lambda one: one.fit(known, callbacks=[backup("/proc/backup")], verbose=0), []),
         "good callback": (HOME, lambda one: one.fit(known, callbacks=[best(folder / "a.keras")], verbose=0), []),
@@ -246,7 +197,7 @@ def told_of(dataset: Any) -> dict[str, Any]:
         "size": int(dataset.cardinality()),
         "static": all(one.shape.is_fully_defined() for one in spec),
         "types": [one.dtype.name for one in spec],
-        "problems": told(data_checks.problems([("made", dataset)], AWAY)),
+        "problems": told(data_checks.problems([("made", dataset)], HERE)),
     }
 
 
@@ -355,7 +306,7 @@ def too_large() -> dict[str, Any]:
     }
 
 
-REPORTS = {"kinds": kinds, "reached": reached, "last": last_batches, "fits": fits, "memory": memory}
+REPORTS = {"reached": reached, "last": last_batches, "fits": fits, "memory": memory}
 
 if __name__ == "__main__":
     FOLDER = Path(sys.argv[1])

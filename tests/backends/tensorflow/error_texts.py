@@ -50,15 +50,6 @@ TEXTS = {
         "TPUs not found in the cluster. Failed in initialization: No OpKernel was registered to support Op "
         "'ConfigureDistributedTPU' used by {{node ConfigureDistributedTPU}}",
     ),
-    # what old notebooks of TPU nodes show
-    "local file": (
-        tf.errors.UnimplementedError,
-        "File system scheme '[local]' not implemented (file: './model/variables/variables_temp/part-00000-of-00001')",
-    ),
-    "python in the pipeline": (
-        tf.errors.NotFoundError,
-        "No registered 'PyFunc' OpKernel for 'CPU' devices compatible with node {{node PyFunc}}",
-    ),
     # grpc's RESOURCE_EXHAUSTED has nothing to do with memory
     "a long message": (
         tf.errors.ResourceExhaustedError,

@@ -23,7 +23,7 @@ def _answer(code: int, message: str) -> str:
 
 
 _ANONYMOUS = "Anonymous caller does not have storage.objects.get access to the Google Cloud Storage object."
-_DENIED = "{} does not have storage.objects.create access to bucket/model."
+_DENIED = "person@example.com does not have storage.objects.create access to bucket/model."
 RECORDED: dict[str, Exception] = {
     "anonymous": tf.errors.PermissionDeniedError(
         None,
@@ -38,10 +38,7 @@ RECORDED: dict[str, Exception] = {
         "with \"FAILED_PRECONDITION: Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host "
         "name', error details: Could not resolve host: metadata.google.internal\".",
     ),
-    "denied": tf.errors.PermissionDeniedError(None, None, _answer(403, _DENIED.format("person@example.com"))),
-    "denied to the TPU": tf.errors.PermissionDeniedError(
-        None, None, _answer(403, _DENIED.format("service-1234567890@cloud-tpu.iam.gserviceaccount.com"))
-    ),
+    "denied": tf.errors.PermissionDeniedError(None, None, _answer(403, _DENIED)),
     "no bucket": tf.errors.NotFoundError(None, None, _answer(404, "The specified bucket does not exist.")),
     "unreachable": tf.errors.FailedPreconditionError(
         None,

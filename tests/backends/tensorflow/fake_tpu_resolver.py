@@ -1,8 +1,8 @@
 """A TPU that is not here, for TensorFlow: what initialising gives and what the strategy says, made of recorded facts.
 
-What is real: TensorFlow, its TPUClusterResolver (for "local" and for an address it needs no TPU: `master()` is "" for
-"local", `cluster_spec()` is empty; read in TensorFlow 2.21, python/distribute/cluster_resolver/tpu), its registry of
-initialised TPUs (python/tpu/tpu_strategy_util.py) and tf.tpu.experimental.Topology. What is put in its place:
+What is real: TensorFlow, its TPUClusterResolver (for "local" it needs no TPU: `master()` is "", `cluster_spec()` is
+empty; read in TensorFlow 2.21, python/distribute/cluster_resolver/tpu), its registry of initialised TPUs
+(python/tpu/tpu_strategy_util.py) and tf.tpu.experimental.Topology. What is put in its place:
 - `initialize_tpu_system`: gives the Topology of a slice. Its mesh is (x, y, z, cores of a chip), and a task is a host
   (python/tpu/topology.py). A v3-8 is 2x2x1 chips of 2 cores on one host, 8 TensorFlow devices; a v5litepod-8 is 2x4
   chips of one core (facts.md, the table of generations: v2 and v3 have two cores that are replicas, v5e and v6e one).
@@ -17,8 +17,6 @@ in the cluster. Failed in initialization: No OpKernel was registered to support 
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +26,6 @@ from unittest import mock
 import numpy as np
 
 HELD = "The TPU is already in use by process with pid 4321. Not attempting to load libtpu.so in this process."
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # what a grpc server says first (RFC 9113, 6.5)
 
 
 @dataclass
@@ -104,26 +101,3 @@ def present(slice_: FakeSlice) -> Iterator[FakeSlice]:
             stack.enter_context(mock.patch.object(place, name, fake))
         stack.enter_context(mock.patch.dict(tpu_strategy_util._INITIALIZED_TPU_SYSTEMS, clear=True))
         yield slice_
-
-
-@contextmanager
-def listening(answer: bytes | None = SETTINGS) -> Iterator[str]:
-    """A server on this machine that answers with so many bytes (None: takes connections and says nothing). Gives
-    its address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        kept: list[socket.socket] = []
-
-        def serve() -> None:
-            while True:
-                try:
-                    kept.append(server.accept()[0])
-                except OSError:
-                    return
-                if answer is not None:
-                    kept[-1].sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"grpc://127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        for one in kept:
-            one.close()

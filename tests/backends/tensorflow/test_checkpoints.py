@@ -67,16 +67,6 @@ def test_what_a_killed_process_leaves_is_not_read_and_not_in_the_way(found: dict
     assert found["killed"] == {"loads": True, "prefix": "ckpt-3", "then": True}
 
 
-# -- a TPU on another machine ---------------------------------------------------------------------------------------
-
-
-def test_a_local_path_is_one_of_this_machine_where_the_variables_are_on_another(found: dict[str, Any]) -> None:
-    remote = found["remote"]
-    assert remote["remote"] and remote["plain"] == "NotFoundError"  # without our choice of the device
-    assert remote["found"] == dict.fromkeys(FILES, True)
-    assert set(FILES) <= set(remote["files"]["here"]) and remote["files"]["there"] == []
-
-
 # -- paths ----------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +109,6 @@ def test_what_was_refused_changed_nothing(found: dict[str, Any]) -> None:
         ("anonymous", "you are not logged in to Google Cloud."),
         ("no credentials", "you are not logged in to Google Cloud."),
         ("denied", "person@example.com has no permission to write there."),
-        ("denied to the TPU", "@cloud-tpu.iam.gserviceaccount.com has no permission to write there."),
         ("no bucket", "there is no bucket gs://bucket."),
         ("unreachable", "Google Cloud Storage does not answer."),
         ("silent", "Google Cloud Storage does not answer."),
@@ -140,14 +129,11 @@ def test_a_bucket_is_tried_beside_the_file_and_for_a_bounded_time(found: dict[st
     assert buckets["good"] == [] and buckets["tries"] == ["gs://bucket/runs"]
     assert buckets["ram"] and buckets["ram holds"] == []
     assert 0.3 <= buckets["seconds"] < 2.5
-    assert "service-NUMBER@cloud-tpu.iam.gserviceaccount.com" in buckets["remote"][2]
     assert "tensorflow-io-gcs-filesystem" in buckets["no file system"]["colab"][2]
 
 
 def test_callbacks_and_managers_are_looked_at_before_training(found: dict[str, Any]) -> None:
-    known = found["known"]
-    assert known["default"] == known["tpu-local"] == ["Cannot save to /proc."]
-    assert len(known["tpu-remote"]) == 2 and "managed on the TPU's host" in known["tpu-remote"][1]
+    assert found["known"] == ["Cannot save to /proc."]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +178,6 @@ def test_a_bucket_that_the_code_names_is_tried_before_it_trains(found: dict[str,
         ("load_weights", 'tpu_magics.tf.load(model, "runs/ckpt")'),
         ("ModelCheckpoint", '"best.keras"'),
         ("ModelCheckpoint weights", '"best.weights.h5"'),
-        ("local", 'experimental_io_device="/job:localhost"'),
     ],
 )
 def test_a_refused_name_is_explained_with_the_new_one(found: dict[str, Any], case: str, text: str) -> None:

@@ -484,15 +484,16 @@ def stack_of_traced_code() -> dict[str, Any]:
 def scopes() -> dict[str, Any]:
     """A model that was built outside the scope of a strategy that owns its variables."""
     from tpu_magics.backends.base import TPU_LOCAL, Placement
+    from tpu_magics.backends.tensorflow import snapshot
 
     notebook()
     model = built()
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])  # owns its variables as TPUStrategy does
     placed = Placement(TPU_LOCAL, strategy, 1)
-    problems = session.current.local._part("snapshot").placement_problems([("model", model)], placed)
+    problems = snapshot.placement_problems([("model", model)], placed)
     with strategy.scope():
         inside = built()
-    good = session.current.local._part("snapshot").placement_problems([("inside", inside)], placed)
+    good = snapshot.placement_problems([("inside", inside)], placed)
     return {"outside": [[one.what, one.why, one.todo, one.refuses] for one in problems], "inside": len(good)}
 
 

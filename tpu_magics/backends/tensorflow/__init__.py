@@ -37,10 +37,10 @@ class TensorFlow:
 
         runtime.prepare()
 
-    def initialise(self, asked: str = "", precision: str = "", host: Any = None) -> Placement:
+    def initialise(self, precision: str = "", host: Any = None) -> Placement:
         from tpu_magics.backends.tensorflow import runtime
 
-        placed: Placement = runtime.initialise(asked, precision, host=host)
+        placed: Placement = runtime.initialise(precision, host=host)
         self._placed = placed
         self._on_colab = getattr(getattr(host, "environment", None), "key", "") == "colab"
         return placed
@@ -101,23 +101,22 @@ class TensorFlow:
 
         return snapshot.placement_problems(items, self.placed)
 
-    def data_problems(self, items: Sequence[tuple[str, Any]], cells: Mapping[str, str]) -> Sequence[TrainingProblem]:
+    def data_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
         from tpu_magics.backends.tensorflow import checkpoints, data_checks
 
-        paths = checkpoints.path_problems(items, self.placed, self._on_colab)
-        return [*data_checks.problems(items, self.placed, cells), *paths]
+        return [*data_checks.problems(items, self.placed), *checkpoints.path_problems(items, self._on_colab)]
 
     def saving_problems(self, tree: ast.AST, names: Mapping[str, Any]) -> Sequence[TrainingProblem]:
         from tpu_magics.backends.tensorflow import checkpoints
 
-        return checkpoints.saving_problems(tree, names, self.placed, self._on_colab)
+        return checkpoints.saving_problems(tree, names, self._on_colab)
 
     def watching_data(
-        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]], cells: Mapping[str, str]
+        self, tell: Callable[[TrainingProblem], None], items: Sequence[tuple[str, Any]]
     ) -> AbstractContextManager[None]:
         from tpu_magics.backends.tensorflow import data_checks
 
-        return data_checks.checking_fits(self.placed, tell, items, cells, self._on_colab)
+        return data_checks.checking_fits(self.placed, tell, items, self._on_colab)
 
     def before_first_step(
         self, ask: Callable[[TraceResult], None], precision: str, cells: Mapping[str, str]

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.errors import TpuMagicsError
 
 _KERNEL = ("share", "jupyter", "kernels", "tpu-magics-tensorflow")  # the Makefile's, which `make lab` installs
@@ -93,14 +92,13 @@ _TEXTS = (
 )
 
 
-def no_tpu(error: Exception, kind: str) -> TpuMagicsError:
-    """The error for a failed connection to a TPU of this kind, or a failed initialisation."""
+def no_tpu(error: Exception) -> TpuMagicsError:
+    """The error for this host's TPU that could not be initialised."""
     text = str(error)
     for sign, what, todo in _TEXTS:
         if sign in text:
             return TpuMagicsError(what, _first_line(error), todo)
-    place = "this host's TPU" if kind == TPU_LOCAL else "the TPU"
-    return TpuMagicsError(f"TensorFlow could not initialise {place}.", _first_line(error), _RESTART)
+    return TpuMagicsError("TensorFlow could not initialise this host's TPU.", _first_line(error), _RESTART)
 
 
 def _first_line(error: Exception) -> str:

@@ -27,9 +27,6 @@ from tpu_magics.errors import TpuMagicsError
 # -- contents ---------------------------------------------------------------------------------------------------------
 
 
-LOCALHOST = "/job:localhost"
-
-
 def require_built(model: Any) -> None:
     if not getattr(model, "built", True):
         raise TpuMagicsError(
@@ -61,24 +58,6 @@ def strategy_of(model: Any) -> Any:
 
 def bytes_of(variables: Sequence[Any]) -> int:
     return sum(int(np.prod(one.shape)) * tf.as_dtype(one.dtype).size for one in variables)
-
-
-def is_remote(held: Any) -> bool:
-    """Whether variables are on another machine, by the job in their device names."""
-    variables = held if isinstance(held, (list, tuple)) else getattr(held, "variables", ())
-    return any("/job:" in place and LOCALHOST not in place for place in map(_device, variables))
-
-
-def _device(variable: Any) -> str:
-    value = getattr(variable, "value", variable)
-    value = variable if callable(value) else value  # tf.Variable.value is a method, keras.Variable.value a variable
-    return str(getattr(next(iter(getattr(value, "values", ())), value), "device", ""))
-
-
-def options_for(path: str, held: Sequence[Any]) -> Any:
-    """A local path is on this machine: it is written and read here, even if the variables are elsewhere."""
-    local = is_local(path) and is_remote(list(held))
-    return tf.train.CheckpointOptions(experimental_io_device=LOCALHOST if local else None)
 
 
 @contextlib.contextmanager

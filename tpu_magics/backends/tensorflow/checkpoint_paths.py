@@ -15,12 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import TPU_REMOTE, Placement, TrainingProblem
+from tpu_magics.backends.base import TrainingProblem
 from tpu_magics.errors import TpuMagicsError
 
 KERAS, WEIGHTS = ".keras", ".weights.h5"
 OLD = (".h5", ".hdf5", ".tf", ".ckpt")
-USE_SAVE = "tpu_magics.tf.save(model, path), which accepts a local path also with a remote TPU"
 _RECEIVED = re.compile(r"[Rr]eceived: filepath=(\S+?)\.?(?:\s|$)|not supported: filepath=(\S+?)\.?\s")
 
 
@@ -42,8 +41,8 @@ def old_name(path: str) -> TpuMagicsError:
 
 
 def name_refused(error: BaseException) -> TpuMagicsError | None:
-    """Keras 3's error about a file name, or TensorFlow's about a local path with a remote TPU, explained; None for any
-    other error. The texts are those of Keras 3.15 (saving/saving_api.py, callbacks/model_checkpoint.py)."""
+    """Keras 3's error about a file name, explained; None for any other error. The texts are those of Keras 3.15
+    (saving/saving_api.py, callbacks/model_checkpoint.py)."""
     text = str(error)
     received = _RECEIVED.search(text)
     path = next((one for one in received.groups() if one), "") if received else "the path"
@@ -70,15 +69,6 @@ def _save_format(_: str) -> TpuMagicsError:
     )
 
 
-def _on_client(_: str) -> TpuMagicsError:
-    return TpuMagicsError(
-        "The path is on this machine, but the TPU is on another one.",
-        "TensorFlow reads and writes on the TPU's host (\"File system scheme '[local]' not implemented\").",
-        f'Use a path in a bucket ("gs://bucket/..."), {USE_SAVE}, or '
-        'options=tf.train.CheckpointOptions(experimental_io_device="/job:localhost").',
-    )
-
-
 _NAMES: tuple[tuple[tuple[str, ...], Callable[[str], TpuMagicsError]], ...] = (
     (("The filename must end in `.weights.h5`",), old_name),
     (("Invalid filepath extension for saving",), old_name),
@@ -86,7 +76,6 @@ _NAMES: tuple[tuple[tuple[str, ...], Callable[[str], TpuMagicsError]], ...] = (
     (("The filepath provided must end in `.keras`",), old_name),
     (("`save_format` argument is deprecated",), _save_format),
     (("File format not supported: filepath=",), _load_error),
-    (("File system scheme '[local]' not implemented",), _on_client),
 )
 
 
@@ -123,7 +112,6 @@ def writable(
     on_colab: bool = False,
     *,
     needed: int = 0,
-    remote_tpu: bool = False,
     attempt: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
 ) -> TrainingProblem | None:
@@ -133,7 +121,6 @@ def writable(
         path: of a file (".keras", ".weights.h5") or of a folder of checkpoints, local or "gs://...".
         on_colab: credentials come from google.colab.
         needed: bytes.
-        remote_tpu: the TPU's host is another machine, whose own account writes to the bucket.
         attempt: writes and removes a file at a given path; None: TensorFlow does it.
         patience: seconds to wait for a bucket.
     """
@@ -144,7 +131,7 @@ def writable(
     if is_local(text):
         return _local_problem(Path(text), bool(ending(text)), needed)
     folder = text.rpartition("/")[0] if ending(text) else text
-    return bucket_problem(text, folder, on_colab=on_colab, remote_tpu=remote_tpu, attempt=attempt, patience=patience)
+    return bucket_problem(text, folder, on_colab=on_colab, attempt=attempt, patience=patience)
 
 
 def _local_problem(path: Path, is_file: bool, needed: int) -> TrainingProblem | None:
@@ -200,31 +187,21 @@ def _write_problem(path: Path, folder: Path, needed: int) -> TrainingProblem | N
 # -- paths that are known before training -----------------------------------------------------------------------------
 
 
-Destination = tuple[str, bool]  # a path, and whether TensorFlow ops (and not Python) write to it
-
-
 def path_problems(
-    items: Sequence[tuple[str, Any]], placed: Placement, on_colab: bool = False, known: Collection[Destination] = ()
+    items: Sequence[tuple[str, Any]], on_colab: bool = False, known: Collection[str] = ()
 ) -> Sequence[TrainingProblem]:
     """Problems with the paths that callbacks and managers among `items` (also in lists) will write to. `known`: paths
     that were already tested."""
     found: list[TrainingProblem] = []
-    remote = placed.kind == TPU_REMOTE
-    for path, by_tensorflow in dict.fromkeys(destinations([value for _, value in items])):
-        if (path, by_tensorflow) in known:
+    for path in dict.fromkeys(destinations([value for _, value in items])):
+        if path in known:
             continue
-        problem = writable(nearest_folder(path) if is_local(path) else path, on_colab, remote_tpu=remote)
-        if problem is None and remote and by_tensorflow and is_local(path):
-            problem = TrainingProblem(
-                f"TensorFlow writes to {path} on the TPU's host, which does not have this machine's files.",
-                "\"File system scheme '[local]' not implemented\".",
-                f'Use a path in a bucket ("gs://bucket/..."), or {USE_SAVE}.',
-            )
+        problem = writable(nearest_folder(path) if is_local(path) else path, on_colab)
         found += [problem] if problem else []
     return tuple(dict.fromkeys(found))
 
 
-def destinations(values: Sequence[Any]) -> Iterator[Destination]:
+def destinations(values: Sequence[Any]) -> Iterator[str]:
     """Paths that callbacks and managers among `values` will write to. A name that Keras fills in is left out."""
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -232,12 +209,11 @@ def destinations(values: Sequence[Any]) -> Iterator[Destination]:
         elif isinstance(value, keras.callbacks.CallbackList):
             yield from destinations(value.callbacks)
         elif isinstance(value, keras.callbacks.ModelCheckpoint):
-            yield re.sub(r"/?[^/]*\{.*$", "", str(value.filepath)) or ".", False
+            yield re.sub(r"/?[^/]*\{.*$", "", str(value.filepath)) or "."
         elif isinstance(value, keras.callbacks.BackupAndRestore):
-            yield str(value.backup_dir), False
+            yield str(value.backup_dir)
         elif isinstance(value, tf.train.CheckpointManager):
-            options = getattr(value, "_checkpoint_options", None)  # TensorFlow 2.21; its device may be the local one
-            yield str(value.directory), getattr(options, "experimental_io_device", None) is None
+            yield str(value.directory)
 
 
 def nearest_folder(path: str) -> str:
@@ -256,7 +232,6 @@ def bucket_problem(
     folder: str,
     *,
     on_colab: bool = False,
-    remote_tpu: bool = False,
     attempt: Callable[[str], None] | None = None,
     patience: float = PATIENCE,
 ) -> TrainingProblem | None:
@@ -266,7 +241,6 @@ def bucket_problem(
         path: "gs://bucket/...", for the message.
         folder: where the test file goes.
         on_colab: credentials come from google.colab.
-        remote_tpu: the TPU's host is another machine, whose own account writes.
         attempt: writes and removes a file at a given path; None: TensorFlow does it.
         patience: seconds to wait for an answer.
     """
@@ -275,7 +249,7 @@ def bucket_problem(
     if answered and error is None:
         return None
     text = str(error) if answered else f"no answer within {patience:g} seconds"
-    return _refused(path, text, on_colab, remote_tpu)
+    return _refused(path, text, on_colab)
 
 
 def _try(path: str) -> None:
@@ -344,7 +318,7 @@ _REFUSALS = (
 _ACCOUNT = re.compile(r"([\w.+-]+@[\w.-]+) does not have")
 
 
-def _refused(path: str, text: str, on_colab: bool, remote_tpu: bool) -> TrainingProblem:
+def _refused(path: str, text: str, on_colab: bool) -> TrainingProblem:
     account = _ACCOUNT.search(text)
     words = {
         "login": _COLAB if on_colab else _ELSEWHERE,
@@ -356,13 +330,7 @@ def _refused(path: str, text: str, on_colab: bool, remote_tpu: bool) -> Training
     _, what, todo = next(
         known, ((), "the write was refused", "Read the message above. If you are not logged in: {login}.")
     )
-    also = (
-        " The TPU's service account (service-NUMBER@cloud-tpu.iam.gserviceaccount.com) needs the role as "
-        "well, because it writes the files."
-        if remote_tpu
-        else ""
-    )
-    return TrainingProblem(f"Cannot save to {path}: {what.format(**words)}.", _short(text), todo.format(**words) + also)
+    return TrainingProblem(f"Cannot save to {path}: {what.format(**words)}.", _short(text), todo.format(**words))
 
 
 def _short(text: str) -> str:

@@ -13,16 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import TPU_REMOTE, Placement, TrainingProblem
+from tpu_magics.backends.base import TrainingProblem
 from tpu_magics.backends.tensorflow.checkpoint_files import (
     adding,
     bytes_of,
-    is_remote,
     latest,
     local_copy,
     names_in,
     next_prefix,
-    options_for,
     read_file,
     replacing,
     require_built,
@@ -58,7 +56,7 @@ def save(model: Any, path: str | Path, *, on_colab: bool = False) -> str:
     if not ending(text):
         return Checkpoint(text, model=model, on_colab=on_colab).save()
     require_built(model)
-    require_writable(text, on_colab, bytes_of(variables_of(model)), model)
+    require_writable(text, on_colab, bytes_of(variables_of(model)))
     _require_keras(model, text)
     with replacing(text) as beside:
         write_file(model, beside)
@@ -104,7 +102,7 @@ class Checkpoint:
         self._own_step = step
         self._check()
         if trying:
-            require_writable(self.path, on_colab, 0, model)
+            require_writable(self.path, on_colab, 0)
 
     @property
     def exists(self) -> bool:
@@ -125,11 +123,10 @@ class Checkpoint:
         if ending(self.path):
             return save(self.model, self.path, on_colab=self._on_colab)
         self._build()
-        held = self._variables()
-        require_writable(self.path, self._on_colab, bytes_of(held), held)
+        require_writable(self.path, self._on_colab, bytes_of(self._variables()))
         prefix = next_prefix(self.path, self.step)
         with adding(self.path, prefix, self.keep):
-            self._tracked().write(prefix, options=options_for(self.path, held))
+            self._tracked().write(prefix)
         return prefix
 
     def restore(self) -> int:
@@ -141,11 +138,10 @@ class Checkpoint:
             load(self.model, self.path)
             return self.step
         self._build()
-        held = self._variables()
-        with restoring_on_error(held, self.path):
+        with restoring_on_error(self._variables(), self.path):
             prefix = latest(self.path)
             names = names_in(prefix)
-            status = self._tracked(names).read(prefix, options=options_for(self.path, held))
+            status = self._tracked(names).read(prefix)
             if "optimizer" in names or self.optimizer is None or self._given_optimizer is not None:
                 status.assert_existing_objects_matched()
             else:
@@ -204,9 +200,9 @@ class Checkpoint:
         return list({id(one): one for one in found}.values())
 
 
-def require_writable(path: str, on_colab: bool, needed: int, held: Any) -> None:
+def require_writable(path: str, on_colab: bool, needed: int) -> None:
     """Raise TpuMagicsError if nothing can be written to `path`."""
-    problem = writable(path, on_colab, needed=needed, remote_tpu=is_remote(held))
+    problem = writable(path, on_colab, needed=needed)
     if problem is not None:
         raise TpuMagicsError(problem.what, problem.why, problem.todo)
 
@@ -263,9 +259,7 @@ class _SaveCall:
     always: bool
 
 
-def saving_problems(
-    tree: ast.AST, names: Mapping[str, Any], placed: Placement, on_colab: bool = False
-) -> tuple[TrainingProblem, ...]:
+def saving_problems(tree: ast.AST, names: Mapping[str, Any], on_colab: bool = False) -> tuple[TrainingProblem, ...]:
     """Problems with paths in save calls of `tree`. A call in a branch, or in a function other than the trained one, may
     never run: its problem does not refuse the run.
 
@@ -276,21 +270,21 @@ def saving_problems(
     body = getattr(tree, "body", [])
     if len(body) == 1 and isinstance(body[0], _FUNCTIONS):  # the trained function
         tree = ast.Module(body[0].body, [])
-    remote, found = placed.kind == TPU_REMOTE, {}
+    found = {}
     for one in _save_calls(tree, names, True):
-        problem = _problem(one, on_colab, remote)
+        problem = _problem(one, on_colab)
         if problem is not None:
             found[problem] = replace(problem, refuses=one.always)
     return tuple(found.values())
 
 
-def _problem(one: _SaveCall, on_colab: bool, remote: bool) -> TrainingProblem | None:
+def _problem(one: _SaveCall, on_colab: bool) -> TrainingProblem | None:
     try:
         if one.endings and not one.path.endswith(one.endings):
             raise old_name(one.path)
         place = nearest_folder(one.path) if is_local(one.path) else one.path
         legacy = place.lower().endswith(OLD) and not place.endswith(WEIGHTS)
-        return writable(place.rpartition("/")[0] if legacy else place, on_colab, remote_tpu=remote)
+        return writable(place.rpartition("/")[0] if legacy else place, on_colab)
     except TpuMagicsError as error:
         return TrainingProblem(error.what, error.why, error.todo)
 

@@ -1,5 +1,5 @@
-"""Problems of data, checked before the first step: input pipelines with Python or local files on a remote TPU, short
-last batches, and what is given to `model.fit` inside the cell."""
+"""Problems of data, checked before the first step: short last batches, and what is given to `model.fit` inside the
+cell."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
 from itertools import islice
-from types import GeneratorType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tpu_magics.backends.base import DEFAULT, TPU_REMOTE, Placement, TrainingProblem
-from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.backends.tensorflow.checkpoint_paths import Destination, destinations, path_problems
-from tpu_magics.backends.tensorflow.input_pipeline import INFINITE, Batches, InputPipeline, pipeline_of, size_of
+from tpu_magics.backends.base import DEFAULT, Placement, TrainingProblem
+from tpu_magics.backends.tensorflow.checkpoint_paths import destinations, path_problems
+from tpu_magics.backends.tensorflow.input_pipeline import INFINITE, Batches, short_batches, size_of
 from tpu_magics.errors import TpuMagicsError
 
 # -- input pipelines --------------------------------------------------------------------------------------------------
@@ -28,22 +26,6 @@ from tpu_magics.errors import TpuMagicsError
 _DEPTH = 4  # nested containers
 _MOST = 1000  # items checked per container
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), tf.Tensor, tf.Variable)
-_PYTHON_WHY = (
-    "The pipeline runs on the TPU's host, which does not have this Python process or its functions (\"No "
-    "registered 'PyFunc' OpKernel\")."
-)
-_FILES_WHY = (
-    "The pipeline runs on the TPU's host, which does not have this machine's files (\"File system scheme '[local]' not "
-    'implemented").'
-)
-_IN_MEMORY = (
-    "Load it into memory first: tpu_magics.tf.in_memory({name}, batch_size=...). If it does not fit, write "
-    'TFRecord files to a bucket and read them with tf.data.TFRecordDataset("gs://bucket/...").'
-)
-_BUCKET = (
-    'Copy the files to a bucket and use "gs://bucket/..." paths, or load the data into memory: '
-    "tpu_magics.tf.in_memory({name}, batch_size=...)."
-)
 _OPEN = "the batch size is unknown when the step is traced, so TPUStrategy pads every batch"
 _DROP = (
     "Use batch({size}, drop_remainder=True), a batch size that divides the number of rows, or repeat() before "
@@ -51,39 +33,28 @@ _DROP = (
 )
 
 
-def problems(
-    items: Sequence[tuple[str, Any]], placed: Placement, cells: Mapping[str, str] | None = None
-) -> Sequence[TrainingProblem]:
+def problems(items: Sequence[tuple[str, Any]], placed: Placement) -> Sequence[TrainingProblem]:
     """Problems of the input pipelines among `items`. Nothing is run, no element is taken.
 
     Args:
         items: (name, value) of the notebook; also in lists, tuples, mappings, iterators and distributed datasets.
-        placed: where training runs. Python and local files are a problem only for a TPU on another host.
-        cells: file names of cells -> "In [n]".
+        placed: where training runs.
     """
-    found: list[TrainingProblem] = []
-    for name, data in find_datasets(items):
-        found += data_problems(name, data, placed, cells)
-    return tuple(dict.fromkeys(found))
+    found = (data_problem(name, data, placed) for name, data in find_datasets(items))
+    return tuple(dict.fromkeys(one for one in found if one))
 
 
 def find_datasets(items: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """(name, value) of each tf.data.Dataset and keras.utils.PyDataset, once."""
+    """(name, value) of each tf.data.Dataset, once."""
     seen: set[int] = set()
     for name, value in items:
         yield from _find_datasets(name, value, seen, _DEPTH)
 
 
-def data_problems(
-    name: str, data: Any, placed: Placement, cells: Mapping[str, str] | None = None
-) -> Sequence[TrainingProblem]:
-    """Problems of one dataset (also a distributed one) or one PyDataset."""
-    if isinstance(data, keras.utils.PyDataset):
-        return [python_problem(name, "a keras.utils.PyDataset")] if placed.kind == TPU_REMOTE else []
-    pipeline = pipeline_of(data, cells)
-    found = _remote_problems(name, pipeline) if placed.kind == TPU_REMOTE else []
-    short = pipeline.batches and short_batch(name, pipeline.batches, placed)
-    return [*found, *([short] if short else [])]
+def data_problem(name: str, data: Any, placed: Placement) -> TrainingProblem | None:
+    """What is wrong with a dataset (also a distributed one)."""
+    batches = short_batches(data)
+    return short_batch(name, batches, placed) if batches else None
 
 
 def _find_datasets(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -108,7 +79,7 @@ def _find_datasets(name: str, value: Any, seen: set[int], depth: int) -> Iterato
 def dataset_of(value: Any) -> Any:
     """The dataset that `value` is or was made from; None if there is none. Attributes as in TensorFlow 2.21
     (distribute/input_lib.py, data/ops/iterator_ops.py); if they are missing, it is not found."""
-    if isinstance(value, (tf.data.Dataset, keras.utils.PyDataset)):
+    if isinstance(value, tf.data.Dataset):
         return value
     if isinstance(value, tf.distribute.DistributedDataset):
         parts = (getattr(value, "_original_dataset", None), *(getattr(value, "_datasets", None) or ()))
@@ -123,24 +94,6 @@ def dataset_of(value: Any) -> Any:
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------
-
-
-def _remote_problems(name: str, pipeline: InputPipeline) -> list[TrainingProblem]:
-    found = [python_problem(name, one.what, one.place) for one in pipeline.python]
-    for one in pipeline.files:
-        if one.local:
-            what = (
-                f"{name} reads {one.local} from this machine ({one.what}{_at(one.place)}), but the TPU is on "
-                "another machine."
-            )
-            found.append(TrainingProblem(what, _FILES_WHY, _BUCKET.format(name=name)))
-    return found
-
-
-def python_problem(name: str, what: str, place: SourceLine | None = None) -> TrainingProblem:
-    """Python in the pipeline of a TPU on another host."""
-    said = f"{name} runs Python in the input pipeline of a remote TPU: {what}{_at(place)}."
-    return TrainingProblem(said, _PYTHON_WHY, _IN_MEMORY.format(name=name))
 
 
 def short_batch(name: str, batches: Batches, placed: Placement) -> TrainingProblem | None:
@@ -181,10 +134,6 @@ def _share(rows: int, replicas: int) -> int:
     return max(2, -(-rows // max(1, replicas)))
 
 
-def _at(place: SourceLine | None) -> str:
-    return f" at {place}" if place else ""
-
-
 # -- calls of fit -----------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +149,7 @@ _NOT_CHECKED = TrainingProblem(
     refuses=False,
 )
 _BATCH = 32  # Keras' default
-_NAME, _VALIDATION = "the data given to fit", "the validation data given to fit"
+_NAME = "the data given to fit"
 
 
 @dataclass(frozen=True)
@@ -210,8 +159,7 @@ class _FitContext:
 
     placed: Placement
     known: dict[int, Any]
-    written: Collection[Destination]
-    cells: Mapping[str, str]
+    written: Collection[str]
     on_colab: bool
 
 
@@ -220,7 +168,6 @@ def checking_fits(
     placed: Placement,
     report: Report,
     items: Sequence[tuple[str, Any]] = (),
-    cells: Mapping[str, str] | None = None,
     on_colab: bool = False,
 ) -> Iterator[None]:
     """Inside it, each `model.fit` raises TpuMagicsError before its first step for data that cannot work and callbacks
@@ -230,11 +177,10 @@ def checking_fits(
         placed: where training runs.
         report: is called with each problem that does not refuse.
         items: values that `data.problems` and `path_problems` have already checked.
-        cells: file names of cells -> "In [n]".
         on_colab: how to log in to a bucket differs on Colab.
     """
     written = tuple(destinations([value for _, value in items]))
-    context = _FitContext(placed, {id(data): data for _, data in find_datasets(items)}, written, cells or {}, on_colab)
+    context = _FitContext(placed, {id(data): data for _, data in find_datasets(items)}, written, on_colab)
     kind = _iterator()
     if kind is None:
         report(_NOT_CHECKED)
@@ -273,25 +219,13 @@ def _raise_or_report(problem: TrainingProblem, report: Report) -> None:
 
 def _problems(given: Mapping[str, Any], local: Mapping[str, Any], context: _FitContext) -> Iterator[TrainingProblem]:
     """For the arguments of fit's iterator and the locals of fit. Each problem is reported once."""
-    for problem in (*_of_data(given, context), *_of_validation(local, context), *_of_callbacks(local, context)):
+    for problem in (*_of_data(given, context), *_of_callbacks(local, context)):
         yield replace(problem, what=problem.what[:1].upper() + problem.what[1:])
 
 
 def _of_callbacks(local: Mapping[str, Any], context: _FitContext) -> Sequence[TrainingProblem]:
     items = [("callbacks", local.get("callbacks"))]
-    return path_problems(items, context.placed, context.on_colab, context.written)
-
-
-def _of_validation(local: Mapping[str, Any], context: _FitContext) -> Iterator[TrainingProblem]:
-    """Only what cannot work: a short batch costs no compile of the training step there, and Keras finds its end."""
-    data = local.get("val_x")
-    dataset = dataset_of(data)
-    if dataset is not None and id(dataset) not in context.known:
-        context.known[id(dataset)] = dataset
-        found = data_problems(_VALIDATION, dataset, context.placed, context.cells)
-        yield from (problem for problem in found if problem.refuses)
-    elif dataset is None:
-        yield from _python_batches(_VALIDATION, data, context)
+    return path_problems(items, context.on_colab, context.written)
 
 
 def _of_data(given: Mapping[str, Any], context: _FitContext) -> Iterator[TrainingProblem]:
@@ -301,8 +235,9 @@ def _of_data(given: Mapping[str, Any], context: _FitContext) -> Iterator[Trainin
         return
     if id(dataset) not in context.known:
         context.known[id(dataset)] = dataset
-        yield from data_problems(_NAME, dataset, context.placed, context.cells)
-    if isinstance(dataset, tf.data.Dataset) and not given.get("steps_per_epoch"):
+        problem = data_problem(_NAME, dataset, context.placed)
+        yield from [problem] if problem else []
+    if not given.get("steps_per_epoch"):
         yield from _unknown_size(size_of(dataset), context.placed)
 
 
@@ -325,24 +260,16 @@ def _unknown_size(size: int, placed: Placement) -> Iterator[TrainingProblem]:
 
 
 def _others(given: Mapping[str, Any], context: _FitContext) -> Iterator[TrainingProblem]:
-    """For arrays, and for Python objects that yield batches."""
+    """For arrays. A PyDataset may have a `shape` that is not one of rows."""
     data = given.get("x")
     if id(data) in context.known:
         return
     context.known[id(data)] = data
-    rows = _rows(data)
-    if rows is not None:
-        size = given.get("batch_size") or _BATCH
-        if rows > size and rows % size and not given.get("steps_per_epoch"):
-            problem = short_batch(_NAME, Batches(size, rows), context.placed)
-            yield from [problem] if problem else []
-    else:
-        yield from _python_batches(_NAME, data, context)
-
-
-def _python_batches(name: str, data: Any, context: _FitContext) -> Iterator[TrainingProblem]:
-    if context.placed.kind == TPU_REMOTE and (isinstance(data, GeneratorType) or _is_loader(data)):
-        yield python_problem(name, f"a {type(data).__name__}, which Keras turns into Dataset.from_generator")
+    rows = None if isinstance(data, keras.utils.PyDataset) else _rows(data)
+    size = given.get("batch_size") or _BATCH
+    if rows is not None and rows > size and rows % size and not given.get("steps_per_epoch"):
+        problem = short_batch(_NAME, Batches(size, rows), context.placed)
+        yield from [problem] if problem else []
 
 
 def _rows(data: Any) -> int | None:
@@ -351,9 +278,3 @@ def _rows(data: Any) -> int | None:
     shapes = [getattr(leaf, "shape", None) for leaf in leaves]
     first = shapes[0] if shapes and all(shape is not None and len(shape) for shape in shapes) else None
     return None if first is None else int(first[0])
-
-
-def _is_loader(data: Any) -> bool:
-    """As Keras does it: by class names, without imports."""
-    names = {(kind.__name__, kind.__module__.partition(".")[0]) for kind in type(data).__mro__}
-    return bool(names & {("DataLoader", "torch"), ("MapDataset", "grain"), ("IterDataset", "grain")})

@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tpu_magics.backends.base import TPU_LOCAL
 from tpu_magics.backends.lowered import UnsupportedOp
 from tpu_magics.backends.tensorflow import lowering_errors
 from tpu_magics.backends.tensorflow.availability import no_tpu
@@ -171,27 +170,8 @@ _NO_TPU = re.compile(r"ConfigureDistributedTPU|TPUs not found in the cluster|alr
 def _no_tpu(error: LocatedError) -> TpuMagicsError | None:
     if not _NO_TPU.search(error.text) or not isinstance(error.error, Exception):
         return None
-    found = no_tpu(error.error, TPU_LOCAL)
+    found = no_tpu(error.error)
     return TpuMagicsError(found.what, found.why, found.todo, error.details())
-
-
-# "No registered 'PyFunc' OpKernel for 'CPU' devices", of a remote TPU's host (facts.md; python/ops/script_ops.py keeps
-# the functions in the process that has made them).
-_PYTHON = re.compile(r"No registered '(?:Eager)?PyFunc(?:Stateless)?' OpKernel for '?CPU|pyfunc_\d+ not found")
-
-
-def _no_python_on_host(error: LocatedError) -> TpuMagicsError | None:
-    found = _PYTHON.search(error.text)
-    if not found:
-        return None
-    return error.explain(
-        "The input pipeline calls Python, but the TPU's host has no Python",
-        "A remote TPU runs the pipeline on its own host: from_generator, tf.py_function, tf.numpy_function and "
-        "to_tf_dataset of a Hugging Face dataset all call back into this notebook.",
-        "Load the data into memory first (tpu_magics.tf.in_memory(dataset, batch_size=...)), or write TFRecord "
-        'files to a bucket and read them with tf.data.TFRecordDataset("gs://...").',
-        [error.quote(found)],
-    )
 
 
 # -- variables on another device --------------------------------------------------------------------------------------
@@ -304,7 +284,6 @@ def _is_assertion_of_keras(error: LocatedError) -> bool:
 
 _ABOUT_DEVICES: tuple[Callable[[LocatedError], TpuMagicsError | None], ...] = (
     _no_tpu,
-    _no_python_on_host,
     _other_device,
     _memory,
     _scope,

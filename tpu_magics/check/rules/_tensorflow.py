@@ -1,22 +1,19 @@
-"""Shared by the rules of the group `tensorflow`: which TPU a program uses, and what runs in a strategy's scope."""
+"""Shared by the rules of the group `tensorflow`: what runs in a strategy's scope."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference.values import NOTHING, STRATEGY
-from tpu_magics.check.program import LOCAL_TPU, RESOLVERS, STRATEGIES, remembered
+from tpu_magics.check.inference.values import STRATEGY
+from tpu_magics.check.program import STRATEGIES, remembered
 from tpu_magics.check.rule_context import under_strategy
-from tpu_magics.check.syntax import nodes_of
 
 if TYPE_CHECKING:
     from tpu_magics.check.program import CallSite, CheckedProgram, Function
     from tpu_magics.check.rule_context import RuleContext
 
 IN, OUT, UNKNOWN = "in", "out", "unknown"
-_COLAB_NODE = "COLAB_TPU_ADDR"  # the address of Colab's TPU node; a TPU VM has none
 _ENTERED = ("__enter__", "enter_context")
 _SET = ("tensorflow.distribute.experimental_set_strategy",)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -46,96 +43,6 @@ def assignment_target(node: ast.AST, ctx: RuleContext) -> ast.expr | None:
     if isinstance(parent, ast.Assign):
         return parent.targets[0]
     return parent.target if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)) else None
-
-
-def mentions(program: CheckedProgram, word: str) -> bool:
-    """Whether a word stands anywhere in the code."""
-    return any(word in cell.text for cell in program.cells)
-
-
-# -- the TPU ----------------------------------------------------------------------------------------------------------
-
-
-@remembered
-def is_remote(program: CheckedProgram) -> bool:
-    """Whether the TPU is certainly on another host than this code: a TPU node, by its name or address."""
-    remote = [_is_remote(call) for call in program.calls(*RESOLVERS)]
-    remote += [name != LOCAL_TPU for name in program.init_values("tpu")]
-    return any(remote) and not any(is_local(call) for call in program.calls(*RESOLVERS))
-
-
-def is_local(call: CallSite) -> bool:
-    return bool(call.ctx.constant(call.ctx.argument(call.node, "tpu", 0)) == LOCAL_TPU)
-
-
-def _is_remote(call: CallSite) -> bool:
-    given = call.ctx.argument(call.node, "tpu", 0)
-    name = call.ctx.constant(given)
-    if isinstance(name, str) and name:
-        return name != LOCAL_TPU
-    if any(call.ctx.constant(call.ctx.argument(call.node, one)) not in (None, NOTHING) for one in ("zone", "project")):
-        return True
-    if mentions(call.ctx.program, _COLAB_NODE):
-        return True
-    return given is not None and known_prefix(given, call.ctx).startswith("grpc://")
-
-
-def known_prefix(node: ast.expr, ctx: RuleContext, deep: int = 6) -> str:
-    """The known start of a string or path; "" if it is unknown."""
-    constant = ctx.constant(node)
-    if isinstance(constant, (str, bytes)):
-        return constant if isinstance(constant, str) else constant.decode(errors="replace")
-    if isinstance(node, ast.Call) and ctx.name(node) in _LOCAL_PATHS:
-        return "/"
-    if deep == 0:
-        return ""
-    first = _first_part(node, ctx)
-    return known_prefix(first, ctx, deep - 1) if first is not None else ""
-
-
-# Calls that return a local path.
-_LOCAL_PATHS = ("keras.utils.get_file", "tempfile.mkdtemp", "os.getcwd", "pathlib.Path.cwd", "pathlib.Path.home",
-    "huggingface_hub.hf_hub_download", "huggingface_hub.snapshot_download")  # fmt: skip
-_JOINS = ("os.path.join", "posixpath.join", "tensorflow.io.gfile.join", "pathlib.Path", "pathlib.PurePath", "str",
-    "builtins.str", "os.fspath", "os.path.abspath", "os.path.expanduser", "glob.glob", "tensorflow.io.gfile.glob",
-    "tensorflow.io.matching_files", "sorted", "builtins.sorted", "builtins.list", "tensorflow.constant")  # fmt: skip
-
-
-def _first_part(node: ast.expr, ctx: RuleContext) -> ast.expr | None:
-    if isinstance(node, ast.JoinedStr) and node.values:
-        return node.values[0]
-    if isinstance(node, ast.FormattedValue):
-        return node.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Div, ast.Mod)):
-        return node.left
-    if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
-        return node.elts[0]
-    if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
-        return node.elt
-    if isinstance(node, ast.Call):
-        if ctx.name(node) in _JOINS and node.args:
-            return node.args[0]
-        text = isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "joinpath", "as_posix", "rstrip")
-        return node.func.value if text and isinstance(node.func, ast.Attribute) else None
-    if isinstance(node, ast.Name) and (only := _only_assigned(ctx.program).get(node.id)) is not None:
-        return only
-    creator = ctx.value(node).creator
-    return creator if isinstance(creator, ast.expr) and creator is not node else None
-
-
-@remembered
-def _only_assigned(program: CheckedProgram) -> dict[str, ast.expr]:
-    """The values of names that are assigned once in the whole program."""
-    bound: Counter[str] = Counter()
-    given: dict[str, ast.expr] = {}
-    for node in (one for cell in program.cells if cell.tree is not None for one in nodes_of(cell.tree)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound[node.id] += 1
-        elif isinstance(node, ast.arg):
-            bound[node.arg] += 1
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            given[node.targets[0].id] = node.value
-    return {name: value for name, value in given.items() if bound[name] == 1}
 
 
 # -- the scope ---------------------------------------------------------------------------------------------------------
@@ -210,15 +117,3 @@ def knows_strategy(function: Function) -> bool:
 
 def _uses_strategy(function: Function) -> bool:
     return any(call.method == "scope" or call.name in STRATEGIES for call in function.calls)
-
-
-def is_on_client(call: CallSite) -> bool:
-    """Whether a call is inside `with tf.device("/job:localhost")`, which keeps it on this machine."""
-    for outer in call.ctx.parents(call.node):
-        for item in outer.items if isinstance(outer, (ast.With, ast.AsyncWith)) else ():
-            context = item.context_expr
-            named = isinstance(context, ast.Call) and call.ctx.name(context) == "tensorflow.device" and context.args
-            device = call.ctx.constant(context.args[0]) if named and isinstance(context, ast.Call) else None
-            if isinstance(device, str) and "localhost" in device:
-                return True
-    return False

@@ -76,8 +76,8 @@ class InProcessStrategy(Strategy):
         if session.current.pod is not None:
             raise TpuMagicsError(
                 "TensorFlow cannot train on the hosts of a Ray cluster.",
-                "Its strategy runs in the notebook's process and connects to the devices of other hosts itself.",
-                "Train on this host with %tpu_init --hosts off, or name the TPU: %tpu_init --tpu NAME",
+                "Its strategy runs in the notebook's process and uses the devices of this host.",
+                "Train on this host with %tpu_init --hosts off",
             )
         preconditions.refuse_forked_options(options, request.launcher)
 
@@ -154,7 +154,7 @@ class InProcessStrategy(Strategy):
 
         with ExitStack() as around:
             around.enter_context(tee.record(self.records.log))
-            around.enter_context(backend.watching_data(note_problem, run.request.items, cells))
+            around.enter_context(backend.watching_data(note_problem, run.request.items))
             if options.precision:  # else a policy set by the cell itself would be undone
                 around.enter_context(backend.precision(options.precision))
             changed = around.enter_context(backend.jit(options.jit, cells))
@@ -319,11 +319,10 @@ def _restored_argv(script: Path | None) -> Iterator[None]:
 
 
 def check_request(request: Request, backend: LocalBackend, say: Callable[[str], None]) -> None:
-    """Check for models outside of the scope, data that the device cannot read, and paths that cannot be written."""
-    notebook = session.current.notebook
+    """Check for models outside of the scope, short last batches, and paths that cannot be written."""
     report(backend.placement_problems(request.items), say)
-    report(backend.data_problems(request.items, notebook.cell_names()), say)
-    names = {**notebook.namespace, **dict(request.items), **request.arguments}
+    report(backend.data_problems(request.items), say)
+    names = {**session.current.notebook.namespace, **dict(request.items), **request.arguments}
     report(backend.saving_problems(_tree(request), names), say)
 
 
