@@ -1,10 +1,13 @@
 """How large tpu_magics is, per room: lines, files, functions, files that only one other reads, circles of imports, and
-names that several classes share. `python scripts/size.py`; tests/test_project.py reads imports by it."""
+names that several classes share; and how far a change reaches: where frameworks are named, in how many files an option
+stands, how many files a commit touches. `python scripts/size.py`; tests/test_project.py reads imports by it."""
 
 from __future__ import annotations
 
 import ast
 import io
+import re
+import subprocess
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -166,6 +169,54 @@ def room(path: Path) -> str:
     return parts[0] if len(parts) > 1 else "."
 
 
+# -- how far a change reaches -----------------------------------------------------------------------------------------
+
+FRAMEWORKS = frozenset({"torch_xla", "torch_tpu", "tensorflow", "keras", "jax"})
+CONSTANTS = frozenset({"TORCH", "TORCH_XLA", "TORCH_TPU", "TENSORFLOW", "TensorFlow", "TorchXla", "TorchTpu"})
+_PINNED = re.compile(r"\b(?:torch|torch_xla|torch_tpu|accelerate|transformers|Lightning|TensorFlow|Keras|jax) \d+\.\d+")
+
+
+def framework_lines(paths: list[Path]) -> dict[str, int]:
+    """The files outside of backends/ and check/ with lines of code that name a framework -> how many lines."""
+    found: dict[str, int] = {}
+    for path in paths:
+        if room(path) in ("backends", "check"):
+            continue
+        named = {getattr(node, "lineno", 0) for node in ast.walk(parsed(path)) if _framework_of(node)}
+        if named:
+            found[path.relative_to(PACKAGE).as_posix()] = len(named)
+    return found
+
+
+def _framework_of(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value in FRAMEWORKS
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name in FRAMEWORKS | CONSTANTS
+
+
+def option_files(paths: list[Path]) -> dict[str, int]:
+    """Each option of a training -> in how many files its name stands."""
+    classes = [node for node in parsed(PACKAGE / "launch" / "options.py").body if isinstance(node, ast.ClassDef)]
+    fields = next(node for node in classes if node.name == "Options").body
+    declared = [node for node in fields if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call)]
+    names = [node.target.id for node in declared if "option(" in ast.unparse(node.value)]  # type: ignore[union-attr]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    return {name: sum(bool(re.search(rf"\b{name}\b", text)) for text in texts) for name in names}
+
+
+def pins(paths: list[Path]) -> int:
+    """How many lines of comments and docstrings name the version of a package that they were read in."""
+    return sum(len(_PINNED.findall(path.read_text(encoding="utf-8"))) for path in paths)
+
+
+def commit_files(count: int = 100) -> list[int]:
+    """How many files each of the newest commits touched; empty without git."""
+    command = ["git", "log", f"-{count}", "--no-merges", "--format=tformat:>", "--name-only"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [len(part.split()) for part in done.stdout.split(">") if part.split()]
+
+
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +244,14 @@ def main() -> None:
     print(f"\ncircles of imports, those in functions counted: {len(found)}")
     for each in found:
         print(f"  {len(each)}: {', '.join(module.removeprefix('tpu_magics.') for module in each)}")
+    named = framework_lines(paths)
+    print(f"\nlines that name a framework outside of backends and check: {sum(named.values())} in {len(named)} files")
+    print("  " + ", ".join(f"{name} {count}" for name, count in sorted(named.items(), key=lambda each: -each[1])))
+    options = option_files(paths)
+    print(f"files in which an option of a training stands: median {median(options.values()):g}, {options}")
+    print(f"places that name the version of a package: {pins(paths)}")
+    if commits := commit_files():
+        print(f"files of a commit: median {median(commits):g}, p90 {quantiles(commits, n=10)[-1]:g}")
     shared = shared_names(paths)
     print(f"\nnames that several classes have: {len(shared)}")
     for name, where in shared.items():
