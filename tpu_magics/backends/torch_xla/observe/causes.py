@@ -375,6 +375,28 @@ def _no_sync(pair: TorchComparison) -> CompileCause | None:
     )
 
 
+def _one_by_one(pair: TorchComparison) -> CompileCause | None:
+    """A loop over parameters that asks something of each (`if isnan(p).any():`): the same operations, of another shape
+    each time."""
+    new, old = pair.new.report.graph, pair.old.report.graph
+    if new is None or old is None or (pair.new.trigger, pair.old.trigger) != ("read", "read"):
+        return None
+    if not pair.new.facts.deciding:
+        return None
+    ops, ops_before = (Counter(op.opcode for op in graph.ops if op.opcode not in _OF_SHAPES) for graph in (new, old))
+    shapes, shapes_before = ({one.shape for one in graph.parameters} for graph in (new, old))
+    if not ops or ops != ops_before or shapes == shapes_before or any(op in hlo.MULTIPLYING for op in ops):
+        return None
+    return pair.new_code(
+        "Tensors of different shapes are read at this line one after the other: each shape is a program of its own",
+        "Compute it for all of them and read once, e.g. torch.stack([check(p) for p in model.parameters()]).tolist(), "
+        "or only every N steps. Expected once for each shape",
+    )
+
+
+_OF_SHAPES = frozenset({"parameter", "tuple", "convert", "constant", "reshape", "broadcast", "transpose"})
+
+
 def _cut_elsewhere(pair: TorchComparison) -> CompileCause | None:
     new, old = _by_id(pair.new.facts.cuts), _by_id(pair.old.facts.cuts)
     only_new = [site for key, site in new.items() if key not in old]
@@ -654,6 +676,7 @@ RULES: tuple[Callable[[TorchComparison], CompileCause | None], ...] = (
     _accumulation,
     baked_setting,
     _added_gradients,
+    _one_by_one,
     _cut_elsewhere,
     _data_shape,
     random_state,
