@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import COLLECTIVE_TIMEOUT, CheckpointPlan, WorkerSpec
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
-from tpu_magics.host.problem import plural
 
 if TYPE_CHECKING:
     from tpu_magics.launch.notebook import RunObserver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpu_magics.host.problem import plural
+from tpu_magics.errors import plural
 from tpu_magics.launch.pods.dry_run import DryRun
 from tpu_magics.launch.pods.host_versions import versions_text
 from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text

@@ -1,5 +1,5 @@
-"""The notebook's own process, for a framework that does not work after a fork (LocalBackend of backends/protocols.py): save
-the state, train in the strategy's scope, then keep the result or restore the state."""
+"""The notebook's own process, for a framework that does not work after a fork (LocalBackend of backends/protocols.py):
+save the state, train in the strategy's scope, then keep the result or restore the state."""
 
 from __future__ import annotations
 
