@@ -8,6 +8,12 @@ from collections.abc import Sequence
 WIDTH = 100  # columns of a shown error
 
 
+def plural(count: float, noun: str, form: str = ",") -> str:
+    """ "1 chip", "1,200 steps", "2 batches". `form`: how the number is written ("": without commas)."""
+    end = "" if count == 1 else "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{count:{form}} {noun}{end}"
+
+
 class TpuMagicsError(Exception):
     """What happened, why, and what to do next.
 

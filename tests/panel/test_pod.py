@@ -1,8 +1,6 @@
-"""The tables of a pod: what stands in them, and that the commands can be copied."""
+"""The tables of a pod: what stands in them."""
 
 from __future__ import annotations
-
-import shlex
 
 import pytest
 
@@ -11,10 +9,8 @@ from tpu_magics.launch.pods.dry_run import DryRun, PayloadSize
 from tpu_magics.launch.pods.pod import Pod, PodHost
 from tpu_magics.magics.pod import PodPlan, slice_of
 from tpu_magics.panel.host import host_summary, host_table
-from tpu_magics.panel.pod import outlook_table, pod_table, ranks_text, size
-from tpu_magics.panel.pod_commands import commands, commands_html, commands_text, offer_of
+from tpu_magics.panel.pod import PAGES, outlook_table, pages_html, pages_text, pod_table, ranks_text, size
 from tpu_magics.panel.table import to_html, to_text
-from tpu_magics.preflight.targets import known
 
 VERSIONS = {"python": "3.11.7", "tpu_magics": "0.1.0", "torch": "2.9.0"}
 
@@ -103,88 +99,6 @@ def test_a_slice_that_nobody_has_yet() -> None:
     assert "16: 4 workers on each host" in text
 
 
-# -- the commands ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("target", known())
-def test_every_slice_has_its_commands(target: str) -> None:
-    wanted = slice_of(target)
-    found = commands(wanted)
-    assert list(found) == ["gcloud", "xpk", "SkyPilot", "KubeRay"]
-    assert all(text.strip() and "None" not in text for text in found.values())
-    offer = offer_of(wanted)
-    assert (f"--accelerator-type {target} --runtime-version {offer.runtime}" in found["gcloud"]) is bool(offer.runtime)
-    assert (f"-{wanted.chips}t --num-nodes={wanted.hosts}" in found["KubeRay"]) is bool(offer.machine)
-    assert (f"--tpu-type={target} " in found["xpk"]) is offer.xpk
-    assert ("ray start --address" in found["gcloud"]) is (bool(offer.runtime) and wanted.hosts > 1)
-
-
-def test_the_commands_of_v5litepod_16() -> None:
-    found = commands(slice_of("v5e-16"))
-    assert "--accelerator-type v5litepod-16 --runtime-version v2-alpha-tpuv5-lite" in found["gcloud"]
-    assert "--worker=1-3" in found["gcloud"]
-    assert "xpk cluster create-ray" in found["xpk"] and "--tpu-type=v5litepod-16 --num-slices=1" in found["xpk"]
-    assert "accelerators: tpu-v5litepod-16" in found["SkyPilot"]
-    assert "--machine-type=ct5lp-hightpu-4t --num-nodes=4 --tpu-topology=4x4" in found["KubeRay"]
-    assert "numOfHosts: 4" in found["KubeRay"]
-
-
-@pytest.mark.parametrize(
-    ("target", "machine", "accelerator"),
-    [
-        ("v3-8", "ct3-hightpu-4t", "tpu-v3-device"),
-        ("v3-32", "ct3p-hightpu-4t", "tpu-v3-slice"),
-        ("v4-16", "ct4p-hightpu-4t", "tpu-v4-podslice"),
-        ("v5e-1", "ct5lp-hightpu-1t", "tpu-v5-lite-podslice"),
-        ("v5e-8", "ct5lp-hightpu-8t", "tpu-v5-lite-podslice"),
-        ("v5p-16", "ct5p-hightpu-4t", "tpu-v5p-slice"),
-        ("v6e-1", "ct6e-standard-1t", "tpu-v6e-slice"),
-        ("v6e-8", "ct6e-standard-8t", "tpu-v6e-slice"),
-        ("v6e-16", "ct6e-standard-4t", "tpu-v6e-slice"),
-        ("tpu7x-16", "tpu7x-standard-4t", "tpu7x"),
-    ],
-)
-def test_machines_are_those_that_gke_has(target: str, machine: str, accelerator: str) -> None:
-    """As xpk's and PerfKitBenchmarker's tables have them."""
-    text = commands(slice_of(target))["KubeRay"]
-    assert f"--machine-type={machine} " in text and f"gke-tpu-accelerator: {accelerator}\n" in text
-
-
-def test_a_topology_is_told_where_there_are_several_hosts() -> None:
-    """A TPU7x's by a policy."""
-    assert "--tpu-topology" not in commands(slice_of("v6e-8"))["KubeRay"]
-    ironwood = commands(slice_of("tpu7x-16"))["KubeRay"]
-    assert "--tpu-topology" not in ironwood
-    assert "--accelerator-topology=2x2x2" in ironwood and "--num-nodes=2 --placement-policy=MY-POLICY" in ironwood
-
-
-def test_the_yaml_of_the_commands_is_yaml() -> None:
-    """Its indentation survives, so that it can be copied."""
-    yaml = pytest.importorskip("yaml")
-    found = commands(slice_of("v5e-16"))
-    sky = found["SkyPilot"].split("# then:")[0]
-    assert yaml.safe_load(sky)["resources"]["accelerators"] == "tpu-v5litepod-16"
-    cluster = yaml.safe_load(found["KubeRay"].split("# raycluster.yaml")[1].split("# then:")[0])
-    assert cluster["kind"] == "RayCluster" and f"service/{cluster['metadata']['name']}-head-svc" in found["KubeRay"]
-    [head] = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    assert {port["containerPort"] for port in head["ports"]} == {6379, 10001}
-    [worker] = cluster["spec"]["workerGroupSpecs"]
-    assert worker["numOfHosts"] == 4
-    assert worker["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": "4"}
-
-
-@pytest.mark.parametrize("target", ["v5e-16", "v5e-8"])
-def test_the_commands_of_gcloud_are_a_shells(target: str) -> None:
-    """What the hosts get to run, after this machine's shell has read the lines."""
-    lines = commands(slice_of(target))["gcloud"].replace("\\\n", " ").splitlines()
-    sent = [word for line in lines for word in shlex.split(line, comments=True) if word.startswith("--command=")]
-    assert "pip install 'tpu-magics[torch,pods]'" in sent[0]
-    assert sent[1].endswith("; ray start --head --port=6379")
-    assert [one.rpartition("; ")[2] for one in sent[2:]] == ["ray start --address=$HEAD:6379"] * (target == "v5e-16")
-
-
-def test_the_commands_as_text_and_html() -> None:
-    wanted = slice_of("v4-16")
-    assert "    gcloud compute tpus queued-resources create" in commands_text(wanted)
-    html = commands_html(wanted)
-    assert html.count("<details>") == 4 and "--command=&quot;pip install" in html
+def test_the_pages_on_creating_slices_as_text_and_links() -> None:
+    html = pages_html()
+    assert all(f": {page}" in pages_text() and f'href="{page}"' in html for page in PAGES.values())

@@ -21,7 +21,7 @@ from tpu_magics.check.finding import Finding, in_order
 from tpu_magics.check.noqa import with_noqa
 from tpu_magics.check.rule import Rule, as_text, overview, page
 from tpu_magics.check.syntax import RULE_FAILED
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.output import lost
 from tpu_magics.runs.files import read_regular
 
@@ -359,7 +359,7 @@ class _Check:
         counts = Counter(map(_baseline_key, findings))
         text = json.dumps({"findings": dict(sorted(counts.items()))}, indent=1)
         self._write(self.options.write_baseline, text + "\n")
-        _say(f"{len(findings)} finding{'s' * (len(findings) != 1)} listed in {self.options.write_baseline}.\n")
+        _say(f"{plural(len(findings), 'finding', '')} listed in {self.options.write_baseline}.\n")
         return WRONG if self.failed else CLEAN
 
     def _write(self, path: Path, text: str) -> None:

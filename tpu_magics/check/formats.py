@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.rule import Rule, as_markdown, as_text, rule_doc, rule_url
+from tpu_magics.errors import plural
 
 WIDTH = 110  # columns of a shown line of code
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -54,8 +55,8 @@ def text(report: CheckReport, colour: bool = False) -> str:
 
 def summary(report: CheckReport) -> str:
     """The last line: how many, and what `--fix` can do."""
-    checked = _plural(report.files, "file")
-    done = f"{_plural(report.fixed, 'finding')} {report.done}. " if report.fixed else ""
+    checked = plural(report.files, "file", "")
+    done = f"{plural(report.fixed, 'finding', '')} {report.done}. " if report.fixed else ""
     hidden = f" {report.advice} advice not shown (`--advice`)." if report.advice else ""
     hidden += f" {report.known} more in the baseline." if report.known else ""
     if not report.findings:
@@ -89,14 +90,10 @@ def _counted(findings: Iterable[Finding]) -> str:
     advice = [finding.advice for finding in findings]
     count, parts = len(advice) - sum(advice), []
     if count:
-        parts.append(_plural(count, "finding"))
+        parts.append(plural(count, "finding", ""))
     if any(advice):
         parts.append(f"{sum(advice)} advice")
     return ", ".join(parts)
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" + ("" if count == 1 else "s")
 
 
 def _block(finding: Finding, colour: bool, urls: Mapping[str, str]) -> str:

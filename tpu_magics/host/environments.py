@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.host.problem import ENVIRONMENT, HostProblem, plural
+from tpu_magics.errors import plural
+from tpu_magics.host.problem import ENVIRONMENT, HostProblem
 
 if TYPE_CHECKING:
     from tpu_magics.host import Host

@@ -13,11 +13,6 @@ IN_USE = "in use"
 ENVIRONMENT = "environment"
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 chip", "1,200 steps"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 @dataclass(frozen=True)
 class HostProblem:
     """One problem.

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from types import FrameType
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.runs.events import LONGEST_TEXT, Frame, cut_text, plain_text
 from tpu_magics.runs.files import working_folder
 from tpu_magics.runs.origin import LEFT_OUT, OWN, is_library, package_of, under
@@ -301,7 +301,7 @@ def _folded(run: Sequence[Frame]) -> list[str]:
     count = sum(frame.line if frame.path == LEFT_OUT else 1 for frame in run)
     packages = _packages(run)
     shown = "/".join([*packages[:4], "..."] if len(packages) > 4 else packages)
-    return [f"... {count} frame{'' if count == 1 else 's'}{' in ' if shown else ''}{shown} ..."]
+    return [f"... {plural(count, 'frame', '')}{' in ' if shown else ''}{shown} ..."]
 
 
 def _packages(run: Iterable[Frame]) -> list[str]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import CheckpointPlan, WorkerOptions, WorkerSpec
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
-from tpu_magics.host.problem import plural
 from tpu_magics.launch.options import Options
 
 if TYPE_CHECKING:

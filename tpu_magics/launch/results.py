@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.protocols import Backend
-from tpu_magics.errors import TpuMagicsError, TrainingFailed
+from tpu_magics.errors import TpuMagicsError, TrainingFailed, plural
 from tpu_magics.launch import process
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.ranks import without_result
@@ -261,11 +261,11 @@ def _facts(summary: RunSummary) -> Iterator[str]:
     yield summary.status
     if summary.steps is not None:
         each = f" of {summary.step_seconds * 1e3:.3g} ms" if summary.step_seconds is not None else ""
-        yield f"{summary.steps:,} step{'s' * (summary.steps != 1)}{each}"
+        yield f"{plural(summary.steps, 'step')}{each}"
     if summary.compiles is not None:
         again = sum(summary.avoidable.values())
-        recompiles = f" ({again:,} recompile{'s' * (again != 1)})" if again else ""
-        yield f"{summary.compiles:,} compile{'s' * (summary.compiles != 1)}{recompiles}"
+        recompiles = f" ({plural(again, 'recompile')})" if again else ""
+        yield f"{plural(summary.compiles, 'compile')}{recompiles}"
     if loss := loss_name(summary.values):
         value = summary.values[loss]
         yield f"{loss[:40]} {f'{value:.4g}' if isinstance(value, float) else str(value)[:40]}"

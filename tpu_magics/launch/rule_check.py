@@ -22,8 +22,7 @@ from tpu_magics.check.finding import Finding
 from tpu_magics.check.inference.calls import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
 from tpu_magics.check.syntax import RULE_FAILED
-from tpu_magics.errors import TpuMagicsError
-from tpu_magics.host.problem import plural
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch import session
 from tpu_magics.runs import preflights
 from tpu_magics.runs.events import Compile, RuleFinding, Site, Transfer

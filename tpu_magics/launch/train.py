@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.host.problem import plural
+from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted, plural
 from tpu_magics.launch import cell, hoist, object_graph, process, results, rule_check, session
 from tpu_magics.launch.framework import TENSORFLOW, calls_use_spmd, packages_of_code, packages_of_tree
 from tpu_magics.launch.options import ALL_DEVICES, Options, made_options

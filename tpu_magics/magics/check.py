@@ -15,7 +15,7 @@ from tpu_magics.check.cells import CodeCell, cell_of, read_file
 from tpu_magics.check.engine import code_spans
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.reachability import reachable_findings
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch.rule_check import FAILED, PASSED, UNKNOWN, ChecklistItem, checklist
 from tpu_magics.magics import lab
 from tpu_magics.magics.display import show, show_table
@@ -81,7 +81,7 @@ def _requested(
 ) -> tuple[list[Finding], str, Sequence[CodeCell]]:
     if not found.names:
         number = sum(_has_code(cell) for cell in cells)
-        looked_at = f"{number} cell{'s' * (number != 1)}" if number else "no cell: none with code has run yet"
+        looked_at = plural(number, "cell", "") if number else "no cell: none with code has run yet"
         return _findings(cells, found), looked_at, cells
     findings: list[Finding] = []
     shown: list[CodeCell] = []

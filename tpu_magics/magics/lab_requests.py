@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError
-from tpu_magics.panel.formats import count, short
+from tpu_magics.errors import TpuMagicsError, plural
+from tpu_magics.panel.formats import short
 from tpu_magics.panel.messages import (
     ComparedMessage,
     FindingsMessage,
@@ -137,7 +137,7 @@ def check_notebook(given: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str
     with_code, in_all = (sum(bool(cell.source.strip()) for cell in some) for some in (cells, given))
     if len(cells) < len(given):
         return told, f"the first {with_code:,} of {in_all:,} cells; %tpu_check checks all"
-    return told, f"{count(with_code, 'cell')} of the notebook"
+    return told, f"{plural(with_code, 'cell')} of the notebook"
 
 
 def _path(cell: CheckedCell, at: int) -> str:

@@ -278,7 +278,7 @@ def pod_parser() -> MagicParser:
     parser = MagicParser(
         "%tpu_pod",
         "Dry run for many hosts: the hosts and ranks of a run, the data sent to each host and its size, and how the\n"
-        "weights are copied back. Also the commands that create such hosts, as text to copy. Nothing is run.",
+        "weights are copied back. Also links to the pages on creating such hosts. Nothing is run.",
         "Examples:\n  %tpu_pod\n  %tpu_pod training_function model\n  %tpu_pod --target v5litepod-16\n",
     )
     parser.add_argument(

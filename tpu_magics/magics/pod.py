@@ -13,31 +13,22 @@ from tpu_magics.launch.pods.address import is_off
 from tpu_magics.launch.pods.dry_run import DryRun, payload_size
 from tpu_magics.launch.pods.slices import Slice
 from tpu_magics.magics.display import show
-from tpu_magics.panel.pod import outlook_table
-from tpu_magics.panel.pod_commands import commands_html, commands_text
+from tpu_magics.panel.pod import outlook_table, pages_html, pages_text
 from tpu_magics.panel.table import to_html, to_text
 from tpu_magics.runs.files import runs_root
 
 if TYPE_CHECKING:
     from tpu_magics.magics.notebook import ShellNotebook
 
-EXAMPLE = (
-    "v5litepod-16"  # the smallest slice of v5e that has several hosts: what the commands ask for where none is named
-)
-
 
 class PodPlan(DryRun):
     """A plan that a notebook shows as tables, and `print` as text."""
 
-    def _wanted(self) -> Slice:
-        return self.slice or slice_of(self.pod.target if self.pod is not None and self.pod.target else EXAMPLE)
-
     def __str__(self) -> str:
-        return f"{to_text(outlook_table(self, str(runs_root())))}\n\n{commands_text(self._wanted())}"
+        return f"{to_text(outlook_table(self, str(runs_root())))}\n\n{pages_text()}"
 
     def _repr_mimebundle_(self, **_: Any) -> Mapping[str, str]:
-        html = to_html(outlook_table(self, str(runs_root()))) + commands_html(self._wanted())
-        return {"text/plain": str(self), "text/html": html}
+        return {"text/plain": str(self), "text/html": to_html(outlook_table(self, str(runs_root()))) + pages_html()}
 
 
 def pod(
@@ -47,8 +38,8 @@ def pod(
     target: str = "",
     labels: tuple[str, ...] = (),
 ) -> PodPlan:
-    """What `%tpu_pod` does: the hosts and ranks of the next runs, the data sent to each host and its size, and the
-    commands that create such hosts. Nothing is run.
+    """What `%tpu_pod` does: the hosts and ranks of the next runs, the data sent to each host and its size, and links to
+    the pages on creating such hosts. Nothing is run.
 
     Args:
         function: the training function; without it the sizes are n/a.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.panel.run_lines import run_line
 from tpu_magics.runs.events import plain_text
 from tpu_magics.runs.reader import Run
@@ -38,8 +38,7 @@ def write_csv(runs: Sequence[Run], file: str, notes: Iterable[str] = ()) -> None
         return
     path = Path(file).expanduser()
     _replace(path, content)
-    count = f"{len(runs):,} run{'s' * (len(runs) != 1)}"
-    print(" ".join((f"tpu_magics: {count} written to {path}.", *notes)), flush=True)
+    print(" ".join((f"tpu_magics: {plural(len(runs), 'run')} written to {path}.", *notes)), flush=True)
 
 
 def table_text(runs: Sequence[Run]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted, plural
 from tpu_magics.launch import session
 from tpu_magics.launch import train as launcher
 from tpu_magics.launch.notebook import RunObserver
@@ -20,7 +20,6 @@ from tpu_magics.launch.results import TrainResult
 from tpu_magics.magics.call_spec import require_result_name
 from tpu_magics.magics.options import MagicParser
 from tpu_magics.panel.findings import codes, headline, recorded_finding
-from tpu_magics.panel.formats import count
 from tpu_magics.panel.runs import plain_summary, rehearsal
 from tpu_magics.runs.files import RunFiles
 from tpu_magics.runs.origin import is_library
@@ -188,11 +187,11 @@ def one_line(result: TrainResult) -> str:
     summary = result.run.summary()
     device = str(result.run.info.get("plan", {}).get("device", ""))
     kind = {"rehearsal": "rehearsal of ", "SPMD": "SPMD, "}.get(rehearsal(result.run.info), "")
-    parts = [f"{kind}{count(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
+    parts = [f"{kind}{plural(len(summary.ranks), 'rank')} on {'XLA:CPU' if device == 'CPU' else device}"]
     if summary.steps is not None:
-        parts.append(f"{count(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
+        parts.append(f"{plural(summary.steps, 'step')} in {summary.seconds or 0:.1f} s")
     if summary.compiles is not None:
-        parts.append(count(summary.compiles, "compile"))
+        parts.append(plural(summary.compiles, "compile"))
     return f"{summary.name}: {summary.status}, {', '.join(parts)}; {_updated(result)}"
 
 

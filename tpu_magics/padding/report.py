@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.padding.lengths import SEED, LengthSource, simulate
 from tpu_magics.padding.sources import is_loader, read, unwrap
 from tpu_magics.padding.strategies import (
@@ -195,7 +195,7 @@ def _batches(source: LengthSource, task: PaddingTask, options: PadOptions) -> st
         return f"{text}, as the DataLoader draws them in one epoch."
     if source.order == "in order":
         return f"{text}, in the order of the dataset (no shuffle)."
-    epochs = f"{task.drawn.epochs:,} epoch{'s' if task.drawn.epochs > 1 else ''}"
+    epochs = plural(task.drawn.epochs, "epoch")
     return f"{text}, drawn by a shuffle with seed {SEED}, {epochs}; another shuffle gives slightly different batches."
 
 
@@ -217,11 +217,10 @@ def _seconds(task: PaddingTask, found: Timings) -> Iterator[str]:
     yield found.token_text
     if found.compile is None and found.token is None:
         return
-    epochs = f"{task.epochs:,} epoch{'s' if task.epochs > 1 else ''}"
     steps = ", and the steps" if found.token is not None else ""
     yield (
-        f"Predicted for {epochs} (--epochs): one compile per shape{steps}. An optimizer that creates its state in "
-        "the first step adds one compile to every row."
+        f"Predicted for {plural(task.epochs, 'epoch')} (--epochs): one compile per shape{steps}. An optimizer that "
+        "creates its state in the first step adds one compile to every row."
     )
     if found.device == "CPU":
         yield (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.runs.events import Compile, Event, Input, Steps, only
 from tpu_magics.runs.reader import Run, Tail, find_run, own_runs_first
 
@@ -104,10 +104,9 @@ def _one_compile(records: Sequence[_Record]) -> tuple[float, str]:
     """The median of compiles for another input shape, or of all compiles of the busiest line."""
     again = [each for record in records for each in record.recompiles]
     every = again or [each for record in records for each in record.compiles]
-    kind = "recompiles for another input shape" if again else "compiles"
-    kind = kind if len(every) != 1 else kind.replace("compiles", "compile")
-    middle = median(every)
-    many = f"the median of {len(every)} {kind}" if len(every) > 1 else f"that of 1 {kind}"
+    kind, cause = ("recompile", " for another input shape") if again else ("compile", "")
+    middle, whose = median(every), "the median" if len(every) > 1 else "that"
+    many = f"{whose} of {plural(len(every), kind, '')}{cause}"
     return middle, f"One compile: {_short(middle)}, {many} in {_runs(records)}."
 
 

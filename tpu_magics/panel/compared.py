@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
+from tpu_magics.errors import plural
 from tpu_magics.panel.charts import CURVES, overlaid, sparkline
 from tpu_magics.panel.formats import NOT_AVAILABLE, cut, number, short
 from tpu_magics.panel.html import flow
@@ -168,7 +169,7 @@ def compared_text(found: Comparison) -> Table:
 
 def compared_html(found: Comparison) -> str:
     """The curves, the rows that differ, and the equal ones folded."""
-    equal = f"{len(found.equal):,} equal row{'s' * (len(found.equal) != 1)}"
+    equal = plural(len(found.equal), "equal row")
     folded = f"<details><summary>{equal}</summary>{_table(found.runs, found.equal)}</details>" if found.equal else ""
     different = _table(found.runs, found.different) if found.different else ""
     notes = "".join(f'<p style="{SMALL};margin:.4em 0">{flow(note)}</p>' for note in found.notes)

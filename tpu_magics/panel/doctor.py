@@ -11,6 +11,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from tpu_magics.errors import plural
 from tpu_magics.host.doctor import BROKEN, NOT_AVAILABLE, OK, STATES, WARNING, Check
 from tpu_magics.host.doctor.commands import PYTHON, by_python, to_shell
 from tpu_magics.panel import table as plain
@@ -227,9 +228,6 @@ def _line(check: Check) -> Row:
 
 def _title(checks: Sequence[Check]) -> str:
     counts = Counter(check.state for check in checks)
-    said = [f"{counts[state]} {_plural(word, counts[state])}" for state, word in _COUNTED.items() if counts[state]]
+    some = ((state, counts[state], word) for state, word in _COUNTED.items() if counts[state])
+    said = (plural(many, word) if state == WARNING else f"{many} {word}" for state, many, word in some)
     return f"tpu_magics: {len(checks)} checks: {', '.join(said)}"
-
-
-def _plural(word: str, count: int) -> str:
-    return f"{word}s" if word == "warning" and count > 1 else word

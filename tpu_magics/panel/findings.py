@@ -9,7 +9,8 @@ from itertools import groupby
 from tpu_magics.check import rule_name, rule_text
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.formats import CheckReport, text
-from tpu_magics.panel.formats import count, rule_title, short
+from tpu_magics.errors import plural
+from tpu_magics.panel.formats import rule_title, short
 from tpu_magics.panel.html_parts import AMBER, GREY, chip, code, paragraph, say, small, title
 from tpu_magics.runs.events import RuleFinding
 
@@ -70,7 +71,7 @@ def headline(found: Sequence[FindingView]) -> str:
     """E.g. "3 broken rules and 1 advice"; "Nothing found"."""
     broken = sum(not one.advice for one in found)
     advice = len(found) - broken
-    said = [f"{broken} broken rule{'s' * (broken != 1)}"] if broken else []
+    said = [plural(broken, "broken rule", "")] if broken else []
     said += [f"{advice} advice"] if advice else []
     return " and ".join(said) or "No broken rule"
 
@@ -161,7 +162,7 @@ def folded(found: Sequence[FindingView]) -> str:
         return ""
     head = f"<b>Rules:</b> {say(headline(found))} in the code, found before the run: {say(codes(found))}"
     left = len(found) - MOST
-    more = small(f"{count(left, 'finding')} more are not shown.") if left > 0 else ""
+    more = small(f"{plural(left, 'finding')} more are not shown.") if left > 0 else ""
     return (
         f'<details style="margin:.4em 0"><summary style="cursor:pointer">{head}</summary>'
         f'<div style="margin:.3em 0 0 .6em">{blocks(found[:MOST])}{more}</div></details>'

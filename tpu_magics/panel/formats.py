@@ -15,11 +15,6 @@ def not_available(reason: str) -> str:
     return f"{NOT_AVAILABLE} ({reason})"
 
 
-def count(number: int, noun: str) -> str:
-    """E.g. "1 step", "1,200 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def number(value: float | int | str) -> str:
     """A logged value, short."""
     if isinstance(value, str):

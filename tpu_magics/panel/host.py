@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
+from tpu_magics.errors import plural
 from tpu_magics.host import (
     BROKEN,
     ENVIRONMENT,
@@ -18,7 +19,6 @@ from tpu_magics.host import (
 )
 from tpu_magics.host.device_owners import DeviceOwner
 from tpu_magics.host.environments import ACCELERATOR_TYPE
-from tpu_magics.host.problem import plural
 from tpu_magics.launch.framework import TORCH_TPU, TorchChoice
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel import protocol

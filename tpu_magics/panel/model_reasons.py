@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tpu_magics.errors import plural
 from tpu_magics.panel.model_info import as_count, as_seconds
 from tpu_magics.panel.model_ranks import RankRecords
 from tpu_magics.panel.model_view import COLLECTING, COMPILING, CUT_SHORT, STARTING, RunFailure
@@ -49,7 +50,7 @@ DETAILS: Mapping[str, Reason] = {
 def warming_up(lead: RankRecords) -> str:
     if not lead.warming:
         return ""
-    count = f"{lead.compiles:,} compile{'' if lead.compiles == 1 else 's'}"
+    count = plural(lead.compiles, "compile")
     began = (lead.total or 0) <= 10 * max(lead.compiles, 1)
     return f"warming up, {count} so far" if began else f"compiled in the last steps, {count} so far"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tpu_magics.errors import plural
 from tpu_magics.padding.report import PaddingReport
 from tpu_magics.padding.strategies import PaddingStrategy
 from tpu_magics.panel import table as plain
@@ -55,7 +56,7 @@ def to_html(report: PaddingReport) -> str:
 def choice_text(report: PaddingReport) -> str:
     """E.g. "Choice: best 4 buckets (4 shapes, 17 % padded tokens), because ...: "."""
     chosen = report.choice
-    shapes = f"{chosen.shapes:,} shape{'s' if chosen.shapes > 1 else ''}"
+    shapes = plural(chosen.shapes, "shape")
     return f"Choice: {chosen.name} ({shapes}, {percent(chosen.padded)} padded tokens): {report.because}. Code:"
 
 
@@ -80,7 +81,7 @@ def _table(report: PaddingReport) -> Table:
 
 def _title(report: PaddingReport) -> str:
     samples, lengths = sum(report.counts.values()), sorted(report.counts)
-    many = f"{samples:,} sample{'s' if samples > 1 else ''}"
+    many = plural(samples, "sample")
     tokens = f"{lengths[0]:,} to {lengths[-1]:,} tokens" if len(lengths) > 1 else f"{lengths[0]:,} tokens each"
     different = f", {len(lengths):,} different lengths" if len(lengths) > 1 else ""
     return f"Padding of {short(report.what, 60)}: {many}, {tokens}{different}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpu_magics.host.problem import plural
+from tpu_magics.errors import plural
 from tpu_magics.launch.pods.dry_run import DryRun
 from tpu_magics.launch.pods.host_versions import versions_text
 from tpu_magics.launch.pods.pod import Pod, PodHost, cpus_text
@@ -12,6 +12,11 @@ from tpu_magics.panel.formats import size as memory  # in GiB, as it is told of 
 from tpu_magics.panel.table import Row, Table
 
 NOT_AVAILABLE = "n/a"
+PAGES_TITLE = "How to create a TPU slice"
+PAGES = {
+    "TPU VMs": "https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm",
+    "Ray on GKE": "https://docs.ray.io/en/latest/cluster/kubernetes/user-guides/gcp-gke-tpu-cluster.html",
+}
 
 
 def pod_table(pod: Pod) -> Table:
@@ -74,7 +79,7 @@ def _where(outlook: DryRun) -> Iterator[Row]:
             noun = "ranks" if "-" in ranks else "rank"
             yield Row((f"  {host.name}", f"{noun} {ranks}, {_host(pod, host)[3]}, {host.address}"))
     elif kind is not None:
-        yield Row(("Hosts", f"{kind.text}; not there yet: the commands below create it"), "unknown")
+        yield Row(("Hosts", f"{kind.text}; not there yet: the pages below say how to create it"), "unknown")
     else:
         yield Row(("Hosts", "this host only; for a Ray cluster: %tpu_init --hosts ADDRESS"))
     replicas = pod.replicas if pod is not None else kind.generation.devices if kind is not None else 1
@@ -124,3 +129,14 @@ def _home(outlook: DryRun, runs: str) -> Iterator[Row]:
 
 def _notes(outlook: DryRun) -> tuple[str, ...]:
     return outlook.pod.notes if outlook.pod is not None else ()
+
+
+def pages_text() -> str:
+    """Where to read how hosts are created."""
+    return "\n".join([f"{PAGES_TITLE}:", *(f"    {name}: {page}" for name, page in PAGES.items())])
+
+
+def pages_html() -> str:
+    """The same, as links."""
+    links = ", ".join(f'<a href="{page}" target="_blank">{name}</a>' for name, page in PAGES.items())
+    return f"<div style='margin-top:.8em'>{PAGES_TITLE}: {links}</div>"

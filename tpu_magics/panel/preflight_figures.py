@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tpu_magics.errors import plural
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.formats import NOT_AVAILABLE, count, percent, seconds, size
+from tpu_magics.panel.formats import NOT_AVAILABLE, percent, seconds, size
 from tpu_magics.panel.preflight_words import HASTY, NOTHING, at_least, at_most, most, no_cost, sync, why_none
 from tpu_magics.preflight.report import TargetResult
 from tpu_magics.preflight.roofline import COMPUTE, MEMORY
@@ -110,6 +111,6 @@ def compile_time(result: TargetResult) -> PreflightFigure:
     if not known:
         return PreflightFigure("Compile", NOT_AVAILABLE, (why_none(result.steady),))
     kept = sum(one.kept for one in result.compiled)
-    graphs = count(len(result.compiled), "graph")
+    graphs = plural(len(result.compiled), "graph")
     beside = graphs if not kept else "cached" if kept == len(result.compiled) else f"{kept} of {graphs} cached"
     return PreflightFigure("Compile", seconds(sum(known)), (beside,))

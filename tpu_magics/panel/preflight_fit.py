@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tpu_magics.errors import plural
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
 from tpu_magics.panel.drawing import LETTER, Box, Field, PlotFrame, svg, word
-from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, short
+from tpu_magics.panel.formats import NOT_AVAILABLE, not_available, short
 from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, RED, VIOLET, small, title
 from tpu_magics.panel.table import Row, Table
 from tpu_magics.preflight.compile_result import HbmUsage
@@ -99,7 +100,7 @@ def _answers(found: Preflight, one: FitResult) -> Iterator[str]:
     result = found.target(one.target)
     every, each = result.everywhere(one.best), result.on_chip(one.best)
     yield f"{each:,.0f}" if each == int(each) else f"{each:,.1f}"
-    yield not_available(words.ONE_REPLICA) if every is None else f"{every:,} on {count(result.chips, 'chip')}"
+    yield not_available(words.ONE_REPLICA) if every is None else f"{every:,} on {plural(result.chips, 'chip')}"
 
 
 def _largest(one: FitResult) -> str:
@@ -126,7 +127,7 @@ def tries(found: Preflight, no_times: bool = False) -> Table:
     points = [point for one in found.fit for point in one.points]
     took = "" if no_times else f", {words.took(sum(point.seconds or 0.0 for point in points))}"
     return Table(
-        f"Tried: {count(len(points), 'compile')}{took}", (_name(found), *(_head(one) for one in found.fit)), rows
+        f"Tried: {plural(len(points), 'compile')}{took}", (_name(found), *(_head(one) for one in found.fit)), rows
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tpu_magics.backends.lowered import HostRead, TraceResult
+from tpu_magics.errors import plural
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.formats import count, cut, short, size
+from tpu_magics.panel.formats import cut, short, size
 from tpu_magics.panel.page import Fact
 from tpu_magics.preflight.report import Preflight, TargetResult, retained_gradients
 from tpu_magics.preflight.roofline import SETTLES
@@ -108,7 +109,7 @@ def _trace(traced: TraceResult) -> Iterator[Fact]:
 
 def _unsettled(traced: TraceResult) -> Fact:
     """Too few steps to tell, a new graph in each step, or some graphs that come again."""
-    many, steps = len(traced.graphs), count(traced.syncs, "step")
+    many, steps = len(traced.graphs), plural(traced.syncs, "step")
     if traced.syncs < SETTLES:
         seen = f"Only {steps} traced: it is unknown whether later steps have the same graph."
         todo = f"What to do: let the function run at least {SETTLES} steps."
@@ -117,8 +118,8 @@ def _unsettled(traced: TraceResult) -> Fact:
         text = f"Each of {steps} had a different graph: on a TPU each step compiles."
         return Fact("Graph", (text, *_changes(traced)), "broken", "changes in each step")
     text = (
-        f"{count(many, 'graph')} in {count(traced.syncs, 'sync')}, and no two consecutive steps had the same one: each "
-        "graph compiles once, and later steps may add more."
+        f"{plural(many, 'graph')} in {plural(traced.syncs, 'sync')}, and no two consecutive steps had the same one: "
+        "each graph compiles once, and later steps may add more."
     )
     return Fact("Graph", (text, *_changes(traced)), "warning", "changes")
 
@@ -142,7 +143,7 @@ def _read(one: HostRead) -> str:
     """The person's line; of a read inside of a library that is only where it is called from."""
     code = one.place.code if one.place and one.place.code else one.what
     true = ", true value" if one.known else ""
-    times = f"{count(one.count, 'time')}{true}"
+    times = f"{plural(one.count, 'time')}{true}"
     if one.inside is None:
         return f"{short(code, 100)}{_at(words.place_text(one.place))}, {times}"
     library = one.inside.path.partition("/")[0]

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tpu_magics.backends.lowered import BACKWARD, EAGER, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from tpu_magics.errors import plural
 from tpu_magics.panel import preflight_words as words
 from tpu_magics.panel import table as plain
-from tpu_magics.panel.formats import NOT_AVAILABLE, count, not_available, percent, seconds, short, size
+from tpu_magics.panel.formats import NOT_AVAILABLE, not_available, percent, seconds, short, size
 from tpu_magics.panel.html_parts import AMBER, BLUE, GREEN, GREY, RED, SMALL, VIOLET, say, small, title
 from tpu_magics.panel.page import Problem
 from tpu_magics.panel.table import Row, Table
@@ -126,7 +127,7 @@ def unknown(found: Profile) -> str:
     ]
     rest = sum(len(ops) for name, ops in groups.items() if name not in SINGULAR)
     if rest:
-        told.append(f"{count(rest, 'other operation')}" if told else count(rest, "operation"))
+        told.append(f"{plural(rest, 'other operation')}" if told else plural(rest, "operation"))
     least = sum(one.exposed for ops in groups.values() for one in ops)
     return f"Not estimated, and not in it: {', '.join(told)} (at least {seconds(least)})." if told else ""
 
@@ -203,7 +204,7 @@ def _brief(found: Profile, one: ProfileGroup) -> str:
 
 
 def _more(hidden: int, noun: str) -> tuple[str, ...]:
-    return (f"and {count(hidden, noun)} more",) if hidden > 0 else ()
+    return (f"and {plural(hidden, noun)} more",) if hidden > 0 else ()
 
 
 def ops_table(found: Profile) -> Table:

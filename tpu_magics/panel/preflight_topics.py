@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from tpu_magics.backends.lowered import HostRead
+from tpu_magics.errors import plural
 from tpu_magics.panel import preflight_words as words
-from tpu_magics.panel.formats import NOT_AVAILABLE, count, cut, not_available, percent, seconds, short, size
+from tpu_magics.panel.formats import NOT_AVAILABLE, cut, not_available, percent, seconds, short, size
 from tpu_magics.panel.preflight_figures import compile_time, step
 from tpu_magics.panel.preflight_profile import kinds_table, summary
 from tpu_magics.panel.table import Row, Table
@@ -245,11 +246,11 @@ def graphs(found: Preflight) -> Iterator[Topic]:
 def _order(result: TargetResult) -> str:
     """ "2 graphs: later steps run that of sync 2"."""
     traced, places = result.traced, _repeated(result)
-    many = count(len(traced.graphs), "graph")
+    many = plural(len(traced.graphs), "graph")
     if not places:
-        return f"{many} in {count(traced.syncs, 'sync')}"
+        return f"{many} in {plural(traced.syncs, 'sync')}"
     if any(traced.graphs[place].name for place in places):
-        return f"{many}: each later step runs {count(len(places), 'graph')}"
+        return f"{many}: each later step runs {plural(len(places), 'graph')}"
     syncs = [str(traced.graphs[place].nth + 1) for place in places]
     if len(syncs) == 1:
         return f"{many}: later steps run that of sync {syncs[0]}"
@@ -381,7 +382,7 @@ def _shape(one: Buffer) -> str:
 def _trace(found: Preflight) -> Iterator[Topic]:
     traced = found.results[0].traced
     rows = [
-        Row((f"read {count(one.count, 'time')}", _what(one), words.place_and_code(one.place))) for one in traced.reads
+        Row((f"read {plural(one.count, 'time')}", _what(one), words.place_and_code(one.place))) for one in traced.reads
     ]
     rows += [
         Row((one.kind, f"{short(one.op, 60)}: {short(one.text, 200)}", words.place_and_code(one.place)))
@@ -389,9 +390,9 @@ def _trace(found: Preflight) -> Iterator[Topic]:
     ]
     rows += [Row(("graph changed", f"{cause}: {short(text, 300)}", "")) for cause, text in traced.changes]
     if rows:
-        parts = [count(len(traced.reads), "device-to-host read")] if traced.reads else []
-        parts += [count(len(traced.refused), "op") + " outside the program"] if traced.refused else []
-        parts += [count(len(traced.changes), "change") + " of the graph"] if traced.changes else []
+        parts = [plural(len(traced.reads), "device-to-host read")] if traced.reads else []
+        parts += [plural(len(traced.refused), "op") + " outside the program"] if traced.refused else []
+        parts += [plural(len(traced.changes), "change") + " of the graph"] if traced.changes else []
         note = words.READ if any(not one.known for one in traced.reads) else ""
         yield Topic("Trace", ", ".join(parts), Table("", ("", "what", "line"), tuple(rows), (note,) if note else ()))
 
@@ -407,7 +408,7 @@ def _notes(found: Preflight) -> Iterator[Topic]:
             whose.setdefault(cut(note, 600), {})[one.name] = None
     every = [_with_names(note, names, len(found.results)) for note, names in whose.items()]
     if every:
-        summary = short(every[0], 80) if len(every) == 1 else count(len(every), "note")
+        summary = short(every[0], 80) if len(every) == 1 else plural(len(every), "note")
         yield Topic("Notes", summary, Table("", None, tuple(Row((note,)) for note in every)))
 
 

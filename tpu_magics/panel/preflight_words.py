@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tpu_magics.backends.lowered import SourceLine
-from tpu_magics.panel.formats import clock, count, not_available, percent, rate, seconds, short, size
+from tpu_magics.errors import plural
+from tpu_magics.panel.formats import clock, not_available, percent, rate, seconds, short, size
 from tpu_magics.panel.html_parts import AMBER, GREEN, RED
 from tpu_magics.preflight.compile_result import CompileResult, HbmUsage
 from tpu_magics.preflight.report import TargetResult
@@ -113,11 +114,11 @@ def target_text(result: TargetResult) -> str:
     """ "8 chips, 8 ranks", "1 of 8 chips, 1 rank"; without ranks where the program is split over the devices, with the
     axes of the mesh: "8 chips, SPMD over 8 (data=4, model=2)"."""
     if result.ranks is None:
-        return f"{count(result.target.chips, 'chip')}; {ONE_REPLICA}"
+        return f"{plural(result.target.chips, 'chip')}; {ONE_REPLICA}"
     some = f"{result.chips:,} of " if result.chips < result.target.chips else ""
-    chips = f"{some}{count(result.target.chips, 'chip')}"
+    chips = f"{some}{plural(result.target.chips, 'chip')}"
     if result.devices == 1:
-        return f"{chips}, {count(result.ranks, 'rank')}"
+        return f"{chips}, {plural(result.ranks, 'rank')}"
     axes = ", ".join(f"{name}={size}" for name, size in result.graph.mesh if name and size > 1)
     return f"{chips}, SPMD over {result.devices}{f' ({axes})' if axes else ''}"
 

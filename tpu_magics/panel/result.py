@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tpu_magics.errors import plural
 from tpu_magics.panel.charts import SMALL, line_chart
-from tpu_magics.panel.formats import count
 from tpu_magics.panel.html_parts import code, say
 from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.page import Figure, Page
@@ -35,6 +35,6 @@ def _lines(found: Page, run: str) -> Iterator[str]:
     yield " · ".join(f"{say(chart.title)} <b>{say(chart.caption)}</b>" for chart in found.charts[:CAPTIONS])
     yield from (line_chart(chart, found.compiled_at, SMALL) for chart in found.charts[:1])
     if found.problems:
-        yield f"{count(len(found.problems), 'thing')} to look at: {say(found.problems[0].title)}"
+        yield f"{plural(len(found.problems), 'thing')} to look at: {say(found.problems[0].title)}"
     more = (("panel", f"%tpu_panel {run}"), ("return value", ".value"), ("DataFrames", ".to_pandas()"))
     yield "<small>" + " · ".join(f"{label}: {code(text)}" for label, text in more) + "</small>"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from tpu_magics.panel.formats import NOT_AVAILABLE, clock, count, cut, percent, seconds, short
+from tpu_magics.errors import plural
+from tpu_magics.panel.formats import NOT_AVAILABLE, clock, cut, percent, seconds, short
 from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, RunView
 from tpu_magics.panel.page import FailureText, Figure, Page, Progress, Tone
 from tpu_magics.panel.protocol import RECORD_VERSION
@@ -60,13 +61,13 @@ def page(view: RunView, compiles: int = COMPILES, points: int = POINTS) -> Page:
 
 def where(view: RunView) -> str:
     """E.g. "rehearsal of 8 ranks on XLA:CPU"; "" where nothing is known."""
-    ranks = count(len(view.ranks), "rank") if view.ranks else ""
+    ranks = plural(len(view.ranks), "rank") if view.ranks else ""
     if view.rehearsed:
         ranks = f"rehearsal of {ranks}" if ranks else "rehearsal"
     elif view.spmd:
         ranks = f"{devices(view.mesh)} in one SPMD worker" if view.mesh else "one SPMD worker"
     hosts = {rank.host for rank in view.ranks if rank.host}
-    device = f"{count(len(hosts), 'host')}, {view.device}".rstrip(", ") if len(hosts) > 1 else view.device
+    device = f"{plural(len(hosts), 'host')}, {view.device}".rstrip(", ") if len(hosts) > 1 else view.device
     return " on ".join(part for part in (ranks, device) if part)
 
 
@@ -160,7 +161,7 @@ def _share(view: RunView) -> Figure:
         return Figure("bf16", NOT_AVAILABLE, hint="The runtime did not report the types of the graph's matmuls.")
     hint = "Share of matmuls and convolutions in bf16, before XLA optimizes the graph."
     return Figure(
-        "bf16", percent(found.share), f"of {count(found.ops, 'matmul')}", hint, "" if found.agrees else "warning"
+        "bf16", percent(found.share), f"of {plural(found.ops, 'matmul')}", hint, "" if found.agrees else "warning"
     )
 
 

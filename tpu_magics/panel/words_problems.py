@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from tpu_magics.check import rule_why
-from tpu_magics.panel.formats import count, cut, percent, place, rule_title, seconds, several, short, size
+from tpu_magics.errors import plural
+from tpu_magics.panel.formats import cut, percent, place, rule_title, seconds, several, short, size
 from tpu_magics.panel.model_view import CUT_SHORT, CauseCount, Notice, RankView, RunView
 from tpu_magics.panel.page import Problem, Tone
 from tpu_magics.runs.events import CAUSES, Compile, RuleFinding, Site, Transfer
@@ -83,7 +84,7 @@ def _recompile(each: CauseCount) -> Problem:
         title=f"Recompiles: {cause_name(newest)}",
         text=short(newest.text or why(newest), 400),
         fix=short(newest.fix, 400),
-        count=f"{count(each.count, 'time')}{spent}",
+        count=f"{plural(each.count, 'time')}{spent}",
         times=each.count,
         badge="recompiled" if each.count == 1 else f"recompiled {each.count:,}x",
         site=newest.site,
@@ -118,7 +119,7 @@ def _transfer(one: Transfer) -> Problem:
         title="A device-to-host read splits the step",
         text=short(one.text or "The read splits the step's graph.", 300),
         fix=short(one.fix, 300),
-        count=f"{count(one.count, 'read')}{spent}",
+        count=f"{plural(one.count, 'read')}{spent}",
         times=one.count,
         badge="read splits the step",
         site=one.site if one.site.code or not one.code else replace(one.site, code=short(one.code, 200)),

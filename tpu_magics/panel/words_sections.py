@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tpu_magics.errors import plural
 from tpu_magics.panel.by_identity import by_identity
 from tpu_magics.panel.formats import (
     NOT_AVAILABLE,
     clock,
-    count,
     full_place,
     label,
     not_available,
@@ -70,7 +70,7 @@ def sections(view: RunView, compiles: int, points: int) -> tuple[Section, ...]:
 
 def _notes(view: RunView) -> Section | None:
     found = notes(view)
-    return Section("notes", "Notes", count(len(found), "note"), problems=found) if found else None
+    return Section("notes", "Notes", plural(len(found), "note"), problems=found) if found else None
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _checkpoints_summary(view: RunView) -> str:
 
 def _every(plan: Mapping[str, object]) -> str:
     steps, time_, keep = plan.get("steps"), plan.get("seconds"), plan.get("keep")
-    every = count(steps, "step") if isinstance(steps, int) else clock(time_) if isinstance(time_, (int, float)) else ""
+    every = plural(steps, "step") if isinstance(steps, int) else clock(time_) if isinstance(time_, (int, float)) else ""
     kept = f"; the newest {keep} are kept" if isinstance(keep, int) else ""
     return f"every {every}{kept}"
 
@@ -125,7 +125,7 @@ def _saved_before(resumed: Resumed) -> str:
 def _compiles(view: RunView, most: int) -> Section:
     shown = view.compile_log[:most]
     left = max(len(view.compile_log), view.compiles or 0) - len(shown)
-    older = f"{count(left, 'older compile')} {'is' if left == 1 else 'are'} in the run folder only." if left else ""
+    older = f"{plural(left, 'older compile')} {'is' if left == 1 else 'are'} in the run folder only." if left else ""
     columns = ("compile", "line", "took", "cause", "difference") if shown else ()
     items = tuple(_compile(entry) if entry.rank == view.lead else _compile_elsewhere(entry) for entry in shown)
     told = tuple(note for note in (counted_as(view), older if shown else "") if note)
@@ -136,11 +136,11 @@ def compiles_summary(view: RunView) -> str:
     """E.g. "8 compiles: 5 recompiles, 1 expected"."""
     if view.compiles is None:
         return not_available(view.compiles_missing)
-    parts = [count(view.compiles, "compile")]
+    parts = [plural(view.compiles, "compile")]
     if view.recompiles is None:
         return f"{parts[0]}, recompiles {not_available('no compile was recorded')}"
     unexpected = max(0, view.recompiles - view.expected)
-    parts += [f"{'at least ' if view.at_least else ''}{count(unexpected, 'recompile')}"] if unexpected else []
+    parts += [f"{'at least ' if view.at_least else ''}{plural(unexpected, 'recompile')}"] if unexpected else []
     parts += [f"{view.expected:,} expected"] if view.expected else []
     return ", ".join(parts)
 
@@ -149,7 +149,7 @@ def counted_as(view: RunView) -> str:
     """How a rehearsal counts compiles; else ""."""
     if not view.rehearsed:
         return ""
-    pieces = f"; here host collectives split them into {count(view.pieces, 'piece')}" if view.pieces else ""
+    pieces = f"; here host collectives split them into {plural(view.pieces, 'piece')}" if view.pieces else ""
     return f"Graphs are counted as a TPU would compile them{pieces}."
 
 
@@ -219,12 +219,12 @@ def _rest(entry: CompileEntry) -> Iterator[str]:
     graph = entry.compile
     yield f"rank {entry.rank}"
     yield f"site {graph.site.id}"
-    yield f"after {count(graph.step, 'step')}"
+    yield f"after {plural(graph.step, 'step')}"
     if graph.trigger:
         yield f"triggered by {TRIGGERS.get(graph.trigger, short(graph.trigger, 40))}"
     if graph.host_collective:
         before = ", all compiled before" if graph.seconds == 0 else ""
-        pieces = f"{count(graph.pieces, 'piece')}{before}"
+        pieces = f"{plural(graph.pieces, 'piece')}{before}"
         yield f"split by host collectives into {pieces}; a TPU compiles it as one graph"
     if graph.by_rank:
         yield "different on each rank"
@@ -271,7 +271,7 @@ def _collectives(view: RunView) -> str:
     if not view.rehearsed or view.collectives is None:
         return ""
     share = "" if view.collectives_share is None else f", {percent(view.collectives_share)} of the training time"
-    return f"{seconds(view.collectives)} ({count(view.n_collectives, 'call')}{share})"
+    return f"{seconds(view.collectives)} ({plural(view.n_collectives, 'call')}{share})"
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def host_memory(view: RunView) -> str:
     if len(known) == 1:
         text = f"{size(together)} ({kind}){when}"
     else:
-        workers = count(len(known), "worker")
+        workers = plural(len(known), "worker")
         text = f"{size(together)} ({kind}) in {workers}, most in rank {most.rank} ({size(largest)}){when}"
     return f"{text}; {_of_machine(view, together)}"
 
@@ -358,7 +358,7 @@ def _actual(view: RunView) -> str:
         return not_available("not reported by the runtime" if found.ops else "the graph has no matmul or convolution")
     bf16 = found.share * found.ops
     many = f"{round(bf16):,}" if math.isfinite(bf16) else percent(found.share)
-    return f"{many} of {count(found.ops, 'matmul')} in bf16"
+    return f"{many} of {plural(found.ops, 'matmul')} in bf16"
 
 
 # -- reads -----------------------------------------------------------------------------------------------------------
@@ -371,9 +371,9 @@ def _reads(view: RunView) -> Section | None:
     rows = tuple(map(_read, view.reads[:READS]))
     left = len(view.reads) - READS
     told = ["After a step a read only makes the host wait. Read rarely, or log with tpu_magics.log(loss=loss)."]
-    told += [f"{count(left, 'more line')} not shown."] if left > 0 else []
+    told += [f"{plural(left, 'more line')} not shown."] if left > 0 else []
     reads = sum(one.count for one in view.reads)
-    summary = f"{count(reads, 'read')} after steps, at {count(len(view.reads), 'line')}"
+    summary = f"{plural(reads, 'read')} after steps, at {plural(len(view.reads), 'line')}"
     columns = ("reads", "line", "took", "code")
     return Section("reads", "Device-to-host reads", summary, columns=columns, rows=rows, notes=tuple(told))
 
@@ -395,7 +395,7 @@ def _ranks(view: RunView) -> Section | None:
     rows = tuple(_rank(view, rank, [cell for _name, cell, _has in columns]) for rank in shown)
     names = tuple(name if name != "loss" else short(loss_name(view), 20) for name, _cell, _has in columns)
     left = len(view.ranks) - RANKS
-    more = (f"{count(left, 'more rank')} not shown.",) if left > 0 else ()
+    more = (f"{plural(left, 'more rank')} not shown.",) if left > 0 else ()
     return Section("ranks", "Ranks", _ranks_summary(view), columns=names, rows=rows, notes=more)
 
 
@@ -403,8 +403,8 @@ def _ranks_summary(view: RunView) -> str:
     """E.g. "8 ranks: 7 done, 1 failed"."""
     states = Counter(_rank_word(rank) for rank in view.ranks)
     if len(states) == 1:
-        return f"{count(len(view.ranks), 'rank')}: all {next(iter(states))}"
-    return f"{count(len(view.ranks), 'rank')}: {', '.join(f'{n:,} {word}' for word, n in states.most_common(6))}"
+        return f"{plural(len(view.ranks), 'rank')}: all {next(iter(states))}"
+    return f"{plural(len(view.ranks), 'rank')}: {', '.join(f'{n:,} {word}' for word, n in states.most_common(6))}"
 
 
 def _rank(view: RunView, rank: RankView, cells: Sequence[Callable[[RunView, RankView], str]]) -> SectionRow:
@@ -550,8 +550,7 @@ def _run_facts(view: RunView) -> Iterator[Fact]:
         yield Fact("Mesh", (_mesh(view),))
     if view.cache is not None:
         cache = view.cache
-        misses = f"{cache.misses:,} miss{'' if cache.misses == 1 else 'es'}"
-        found = f"{count(cache.hits, 'hit')}, {misses}: {short(cache.path, 200)}"
+        found = f"{plural(cache.hits, 'hit')}, {plural(cache.misses, 'miss')}: {short(cache.path, 200)}"
         text = short(cache.text, 300)
         yield Fact("Compile cache", tuple(line for line in (text, found if cache.path or not text else "") if line))
     if view.metrics is not None:
@@ -568,13 +567,13 @@ def _batch(view: RunView) -> str:
     total = batch.per_device * batch.accumulation * batch.ranks
     if view.spmd:  # one worker's batch is that of all its devices
         return f"{total:,} = {batch.per_device:,} for all devices together x {batch.accumulation:,} accumulated"
-    ranks = count(batch.ranks, "rank")
+    ranks = plural(batch.ranks, "rank")
     return f"{total:,} = {batch.per_device:,} per device x {batch.accumulation:,} accumulated x {ranks}"
 
 
 def devices(mesh: Mesh) -> str:
     """E.g. "8 virtual devices"."""
-    return count(mesh.devices, "virtual device" if mesh.virtual else "device")
+    return plural(mesh.devices, "virtual device" if mesh.virtual else "device")
 
 
 def _mesh(view: RunView) -> str:
@@ -609,7 +608,7 @@ def _report(metrics: Metrics, rehearsed: bool) -> Fact:
         else f"{name} {not_available('not measured')}"
         for name, number, spent in counted
     ]
-    made = count(metrics.number + 1, "report")
+    made = plural(metrics.number + 1, "report")
     file = f"{made}, the newest in {short(metrics.file, 200)}" if metrics.file else f"{made}, not saved"
     pieces = ", each piece separately" if rehearsed else ""
     return Fact("Metrics report", (f"{file}: {', '.join(counts)}, counted by the runtime{pieces}.",))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.base import REMAT, STEPS
-from tpu_magics.errors import TpuMagicsError, TrainingInterrupted
+from tpu_magics.errors import TpuMagicsError, TrainingInterrupted, plural
 from tpu_magics.launch import session
 from tpu_magics.launch.options import NO_SPMD, Options
 from tpu_magics.launch.request import Request
@@ -154,9 +154,8 @@ def require_steps(what: str, traced: TraceResult, steps: int = SETTLES) -> None:
         )
     if traced.settled or traced.syncs >= SETTLES:
         return
-    made = "1 step" if traced.syncs == 1 else f"{traced.syncs} steps"
     raise TpuMagicsError(
-        f"With {what} the function makes only {made}, so the memory of later steps is unknown.",
+        f"With {what} the function makes only {plural(traced.syncs, 'step')}, so the memory of later steps is unknown.",
         "The first steps of a training create the optimizer state, so their graphs need less memory than later ones.",
         "Let the function make at least three steps with the largest batch to try: give it more data (repeated or "
         "made-up batches are fine, because no step is executed).",
@@ -395,7 +394,7 @@ def _require_ranks(targets: Sequence[Target], processes: int | None) -> None:
     if few is not None:
         raise TpuMagicsError(
             f"-n {processes} is not possible on {few.name}.",
-            f"A training there has {few.ranks} {'rank' if few.ranks == 1 else 'ranks'}, one for each device.",
+            f"A training there has {plural(few.ranks, 'rank', '')}, one for each device.",
             f"Leave out -n for {few.ranks}, or choose a larger target.",
         )
 

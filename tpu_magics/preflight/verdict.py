@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpu_magics.backends.lowered import HostRead, SourceLine, TraceResult
+from tpu_magics.errors import plural
 from tpu_magics.preflight.compile_result import IRREGULAR, CompileResult, TilePadding
 from tpu_magics.preflight.profile import Profile
 from tpu_magics.preflight.roofline import COMPUTE, ROWS, SETTLES, THRESHOLDS, Roofline, bf16_share, turn, waste
@@ -102,7 +103,7 @@ def irregular(case: Case) -> Iterator[Reason]:
     if not found or share < THRESHOLDS["irregular"].good:
         return
     counts = Counter(one.cost.kind for one in found)
-    names = ", ".join(f"{many} {kind}{'s' if many > 1 else ''}" for kind, many in counts.most_common())
+    names = ", ".join(plural(many, kind, "") for kind, many in counts.most_common())
     largest = max(found, key=lambda one: one.cost.padded)
     made = f"{largest.cost.shape.partition('{')[0]}{at(largest.cost.place)}"
     text = (

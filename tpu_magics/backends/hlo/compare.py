@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TypeVar
 
 from tpu_magics.backends.hlo.text import Graph, Op, Tensor
+from tpu_magics.errors import plural
 
 AT_MOST = 32  # distinct differences of one kind to keep
 RUN = 6  # consecutive instructions that must occur once in both graphs to match them
@@ -266,11 +267,11 @@ def _parameter_lines(parameters: Sequence[Parameter]) -> Iterator[str]:
     for number, before, now in changed[:2]:
         yield f"parameter {number} is now {now}, before {before}"
     if len(changed) > 2:
-        yield f"{_count(len(changed) - 2, 'other parameter')} changed too"
+        yield f"{plural(len(changed) - 2, 'other parameter', '')} changed too"
     for label, some, place in (("new", added, 2), ("removed", removed, 1)):
         if some:
             which = _some([str(one[place]) for one in some])
-            yield f"{_count(len(some), 'parameter')} {'is' if len(some) == 1 else 'are'} {label}: {which}"
+            yield f"{plural(len(some), 'parameter', '')} {'is' if len(some) == 1 else 'are'} {label}: {which}"
 
 
 def _constant_lines(constants: Sequence[Numbers]) -> Iterator[str]:
@@ -290,25 +291,21 @@ def _attribute_lines(attributes: Sequence[Numbers]) -> Iterator[str]:
 
 def _output_lines(before: int, now: int) -> Iterator[str]:
     if before != now:
-        more = "more" if now > before else "fewer"
-        yield f"{abs(now - before)} {more} output{'s' * (abs(now - before) > 1)} than before ({now}, before {before})"
+        many = plural(abs(now - before), f"{'more' if now > before else 'fewer'} output", "")
+        yield f"{many} than before ({now}, before {before})"
 
 
 def _op_lines(change: GraphChange) -> Iterator[str]:
     for label, ops in (("more", change.added), ("fewer", change.removed)):
         if ops:
             total = sum(count for _, count in ops)
-            yield f"{_count(total, 'operation')} {label}: {_some([f'{opcode} {count}' for opcode, count in ops])}"
+            yield f"{plural(total, 'operation', '')} {label}: {_some([f'{opcode} {count}' for opcode, count in ops])}"
     if change.added or change.removed:
         return
     if not change.same_ops:
         yield "the same operations are in another order"
     elif not change.same_wiring:
         yield "the same operations have other operands"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(texts: Sequence[str], separator: str = ", ") -> str:

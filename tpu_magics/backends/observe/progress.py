@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from tpu_magics.backends.observe import loops
 from tpu_magics.backends.observe.sites import Sites, outwards
+from tpu_magics.errors import plural
 from tpu_magics.runs import events
 from tpu_magics.runs.meter import StepMeter
 from tpu_magics.runs.origin import OWN, under
@@ -63,7 +64,7 @@ class LoaderLoop:
 
 def number_of_batches(batches: int, epochs: int) -> str:
     """In words."""
-    each = f"{batches:,} batch{'es' if batches != 1 else ''}"
+    each = plural(batches, "batch")
     return f"{each} x {epochs:,} epochs" if epochs > 1 else each
 
 

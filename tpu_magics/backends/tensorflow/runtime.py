@@ -17,7 +17,7 @@ from tpu_magics.backends.tensorflow.availability import (
     refuse_broken,
     require_no_torch_xla,
 )
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 
 # Read in TensorFlow 2.21: TPUClusterResolver(tpu="local") has the master ""; connecting to it does nothing,
 # initialising runs ConfigureDistributedTPU on this host. Initialising a TPU a second time loses the variables on it.
@@ -147,10 +147,7 @@ def _shape(topology: Any) -> str:
     *mesh, cores = (int(size) for size in topology.mesh_shape)
     hosts, devices = topology.num_tasks, topology.num_tpus_per_task
     chips = "x".join(map(str, mesh))
-    return (
-        f"chips {chips}, {cores} TensorFlow device{'s' if cores > 1 else ''} per chip, "
-        f"{devices} on each of {hosts} host{'s' if hosts > 1 else ''}"
-    )
+    return f"chips {chips}, {plural(cores, 'TensorFlow device')} per chip, {devices} on each of {plural(hosts, 'host')}"
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from tpu_magics.errors import plural
 from tpu_magics.host.chips import GOOGLE, V2, V3
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problem
 from tpu_magics.host.doctor.commands import change
@@ -17,7 +18,6 @@ from tpu_magics.host.doctor.facts import Answer, HostFacts
 from tpu_magics.host.environments import ACCELERATOR_TYPE as TYPE
 from tpu_magics.host.environments import PJRT, judge_pjrt
 from tpu_magics.host.memory import names, read
-from tpu_magics.host.problem import plural
 
 VARIABLES = "Environment variables"
 SKIPS = "TPU_SKIP_MDS_QUERY"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tpu_magics.errors import TpuMagicsError
-from tpu_magics.host.problem import plural
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch.options import Options
 from tpu_magics.launch.plan import PER_WORKER, mb
 from tpu_magics.launch.pods import cluster, host_versions, slices

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.errors import plural
 from tpu_magics.launch.plan import Plan
 
 
@@ -61,7 +62,7 @@ class Pod:
 
 def cpus_text(cpus: float) -> str:
     """Ray's number of CPUs, which may be a fraction: "1 CPU", "0.5 CPUs"."""
-    return f"{cpus:g} CPU{'s' * (cpus != 1)}"
+    return plural(cpus, "CPU", "g")
 
 
 # -- what the notebook and a host exchange ----------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.host.chips import GENERATIONS, Generation
-from tpu_magics.host.problem import plural
 from tpu_magics.launch.pods import cluster
 from tpu_magics.launch.pods.pod import cpus_text
 

@@ -13,7 +13,7 @@ from typing import Any
 from tpu_magics.backends.base import CheckpointPlan
 from tpu_magics.checkpoints.lock import PlaceLock, acquire
 from tpu_magics.checkpoints.store import CheckpointStore, OtherFormat, SavedCheckpoint, open_place
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.runs.events import Resumed, Saved
 from tpu_magics.runs.folder import RunFolder
 from tpu_magics.runs.reader import Run
@@ -196,7 +196,7 @@ def _lost(found: SavedCheckpoint) -> str:
     lost, whole = steps - synced, bool(run.events("end", 0))  # one that was killed has steps that are in no record
     if not lost:
         return "its run did nothing after it" if whole else ""
-    return f"{'' if whole else 'at least '}{lost:,} step{'s are' if lost > 1 else ' is'} lost after it"
+    return f"{'' if whole else 'at least '}{plural(lost, 'step')} {'are' if lost > 1 else 'is'} lost after it"
 
 
 def _ago(found: SavedCheckpoint) -> str:
@@ -206,6 +206,5 @@ def _ago(found: SavedCheckpoint) -> str:
     seconds = max(0.0, seconds)
     for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= unit:
-            count = int(seconds / unit)
-            return f"{count} {name}{'s' * (count != 1)} ago"
+            return f"{plural(int(seconds / unit), name)} ago"
     return f"{seconds:.0f} s ago"

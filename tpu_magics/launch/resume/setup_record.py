@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from types import FrameType, FunctionType
 from typing import Any
 
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch.hoist.functions import function_source
 from tpu_magics.launch.object_graph import names_in
 from tpu_magics.launch.resume import locals as local_names
@@ -78,7 +78,7 @@ def refuse(found: Sequence[str]) -> None:
     more = [f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
     raise TpuMagicsError(
         "The training was changed since its checkpoint: it would not go on as the unbroken run.",
-        f"{len(found)} difference{'s' * (len(found) != 1)} (at the checkpoint -> now).",
+        f"{plural(len(found), 'difference', '')} (at the checkpoint -> now).",
         "Undo them, or go on with what is here now: --resume --force. Without --resume it starts from the beginning; a "
         "training of its own gets a name of its own: --run-name NAME.",
         [*found[:SHOWN], *more],

@@ -14,7 +14,7 @@ from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan, StopRequested
 from tpu_magics.backends.protocols import Backend, LocalBackend, StateStore, Watcher
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch.resume import locals as local_names
 from tpu_magics.launch.resume.loops import LoopLevel, TrainingLoops, following
 from tpu_magics.launch.resume.objects import Misfit, TrackedObjects, read_more
@@ -329,8 +329,7 @@ class TrainingCheckpoints:
     def _tell_failed(self, what: str) -> None:
         """If saves have failed that were not counted aloud."""
         if self._failed:
-            many = "1 checkpoint" if self._failed == 1 else f"{self._failed:,} checkpoints"
-            self.note("not-saved", f"{what}. Before it, {many} could not be saved.")
+            self.note("not-saved", f"{what}. Before it, {plural(self._failed, 'checkpoint')} could not be saved.")
             self._failed = 0
 
     def _tell_left(self, left: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from tpu_magics.backends.torch_tpu.eager import EagerOperations, can_listen, tensors
+from tpu_magics.errors import plural
 from tpu_magics.runs.events import Site
 
 _EXECUTION = "torch_tpu._internal.execution_mode.execution_mode_impl"  # torch.tpu's own functions warn
@@ -111,7 +112,7 @@ def _described(path: str, line: int, found: Mapping[str, Sequence[str]]) -> str:
 
 
 def _others(count: int) -> str:
-    return f" and {count} other {'shape' if count == 1 else 'shapes'}" if count else ""
+    return f" and {plural(count, 'other shape', '')}" if count else ""
 
 
 def _total(found: Mapping[str, Sequence[str]]) -> int:
