@@ -339,6 +339,7 @@ def test_a_notebook_trains_in_one_cell_what_another_defines(tmp_path: Path) -> N
 
 # What the recompile cases measured as read, and code alone does not tell or does not mind.
 NOT_SEEN = {
+    "code_each_parameter": "cuts no step: it is computed from the parameters after one",
     "data_shape_mask": "a shape that depends on data: the group shapes",
     "data_shape_nonzero": "the same",
     "data_shape_unique": "the same",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.host import fake_hosts
-from tests.launch.launching import fake_notebook, refused, run, said
+from tests.launch.launching import error_of, fake_notebook, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.launch import plan, session
@@ -221,3 +221,17 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_bytes_for_people() -> None:
     assert [plan.mb(count) for count in (75_000_000, 9_999_000_000, 12_500_000_000)] == ["75 MB", "9,999 MB", "12.5 GB"]
     assert said(TpuMagicsError("a", "b", "c")) == "a\nWhy: b\nWhat to do: c"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"processes": "2"}, {"processes": True}, {"processes": 1.5}, {"steps": 1.5}, {"timeout": "10s"}),
+        *({"background": "yes"}, {"keep_partial": "no"}, {"retries": "2"}, {"run_name": 5}, {"max_recompiles": "a"}),
+    ],
+    ids=str,
+)
+def test_a_keyword_of_another_type_is_named(options: dict[str, Any]) -> None:
+    [(name, value)] = options.items()
+    error = error_of(Options(**options).check)
+    assert f"{name}={value!r} is not valid." in error.what and "or omit it" in error.todo

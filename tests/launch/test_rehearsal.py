@@ -254,6 +254,12 @@ def reduces_in_a_thread() -> None:
         thread.join()
 
 
+def leaves_a_thread() -> None:
+    """The function returns while its thread waits for the other rank."""
+    if not xr.global_ordinal():
+        threading.Thread(target=xm.rendezvous, args=("alone",)).start()
+
+
 def compiles_a_step() -> list[float]:
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 1).to("xla")
@@ -329,6 +335,7 @@ DIFFERENT = "The ranks are in different collectives at the same time."
             ("called a collective inside a torch.compile function", "Leave out fullgraph=True"),
         ),
         (reduces_in_a_thread, 2, ("all_reduce", "float32[2]")),
+        (leaves_a_thread, 2, ("all_gather",)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

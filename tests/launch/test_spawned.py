@@ -110,6 +110,40 @@ def test_a_model_that_is_built_in_the_function(spawning: None) -> None:
     assert found.value == 24 and found.models["model"].weight.tolist() == [[2, 2, 2]]
 
 
+def of_devices(tensors: dict[str, Any]) -> list[Any]:
+    view, leaf, made = tensors["view"], tensors["leaf"], tensors["made"]
+    tensors["base"].add_(5)
+    (leaf * 3).sum().backward()
+    found = [view.tolist(), leaf.grad.tolist(), made.tolist()]
+    tensors["optimizer"].step()
+    framework.sync()
+    return found
+
+
+def with_tensors_on_the_device() -> None:
+    """Views, gradients, hooks, what has a graph, and the state of an optimizer; there, and here afterwards."""
+    base = torch.ones(2, device=framework.device())
+    leaf = torch.ones(2, device=framework.device(), requires_grad=True)
+    (leaf * 2).sum().backward()
+    optimizer = torch.optim.AdamW([leaf], lr=0.5)
+    tensors = {"base": base, "view": base[:1], "leaf": leaf, "made": leaf.detach() * 4, "optimizer": optimizer}
+    found = run(of_devices, tensors).value
+    assert found == [[6.0], [5.0, 5.0], [4.0, 4.0]], found
+    assert tensors["view"].tolist() == [6.0] and leaf.grad is not None and leaf.grad.tolist() == [5.0, 5.0]
+    kept = optimizer.state[leaf]
+    assert {kept[name].device.type for name in ("exp_avg", "exp_avg_sq")} == {framework.device().type}
+    optimizer.step()
+    hooked = torch.ones(2, device=framework.device(), requires_grad=True)
+    hooked.register_hook(lambda gradient: gradient * 10)
+    assert run(of_hook, hooked).value == [30.0, 30.0]
+
+
+def of_hook(leaf: torch.Tensor) -> Any:
+    (leaf * 3).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.tolist()
+
+
 def doubled(there: Any) -> list[Any]:
     there.mul_(2)
     framework.sync()
@@ -143,7 +177,8 @@ def test_a_rehearsal_goes_on_where_the_notebook_has_started_the_runtime() -> Non
     # Not in a fork of this process: torch's OpenMP threads, which an earlier test may have started, are not in it.
     program = "from tests import framework\nfrom tests.launch import test_spawned\nframework.import_framework()\n"
     program += "framework.begin_notebook()\n"
-    forks.run(framework.MODULES, program + "test_spawned.notebook_with_a_runtime()", cwd=forks.ROOT)
+    program += "test_spawned.notebook_with_a_runtime()\ntest_spawned.with_tensors_on_the_device()"
+    forks.run(framework.MODULES, program, cwd=forks.ROOT)
 
 
 def fails() -> None:

@@ -51,6 +51,9 @@ class FakeBackend:
     def finish(self) -> bool:
         return False
 
+    def failed_collective(self) -> None:
+        return None
+
     def structure(self, model: Any) -> Any:
         return None
 
@@ -83,12 +86,12 @@ def test_a_worker_takes_the_rank_that_the_runtime_gives(tmp_path: Path) -> None:
     assert be(tmp_path, FakeBackend((6,)), says, index=1) == worker.DONE
     found = Run(tmp_path)
     assert found.log(1) == "coming up\n" and found.log(6) == "rank 6\n"
-    assert [type(event) for event in found.events()] == [Start, Phase, Phase, End]
+    assert [type(event) for event in found.events()] == [Start, Phase, Phase, Phase, End]
     assert {event.rank for event in found.events()} == {6} and not RunFiles(tmp_path).events_path(1).exists()
     start, end = found.events("start")[0], found.events("end")[0]
     assert isinstance(start, Start) and (start.device, start.world_size) == ("TPU:0", 8)
     assert isinstance(end, End) and (end.status, end.steps, end.compiles, end.log_end) == ("done", 7, 3, 7)
-    assert [phase.name for phase in only(found.events(), Phase)] == ["training", "collecting"]
+    assert [phase.name for phase in only(found.events(), Phase)] == ["training", "finishing", "collecting"]
 
 
 def test_every_device_writes_its_result(tmp_path: Path) -> None:

@@ -402,7 +402,7 @@ def test_the_room_can_be_called_and_shows_the_functions_help() -> None:
     room: Any = vars(tpu_magics)["preflight"]
     assert type(room).__mro__[1] is ModuleType and inspect.signature(room) == inspect.signature(magic.preflight)
     told = pydoc.plain(pydoc.render_doc(room))
-    assert "preflight(function, *args, target, kwargs=None, fit=None" in told and "names of TPUs" in told
+    assert "preflight(function, *args, kwargs=None, plain=False, target, fit=None" in told and "names of TPUs" in told
     found = room(small, target="v5e-1", plain=True)
     assert isinstance(found, Preflight) and found.fits and str(found).startswith("Preflight of small: batch 8")
 

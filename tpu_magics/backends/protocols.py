@@ -114,6 +114,9 @@ class Backend(Protocol):
     def finish(self) -> bool:
         """Run pending operations on the device and wait for them. Returns whether there were any."""
 
+    def failed_collective(self) -> BaseException | None:
+        """What ended a collective of a rehearsal, in any thread of this rank; None if none failed."""
+
 
 class Models(Protocol):
     """What is a model. Imports no framework: what was never imported has no instances."""
@@ -515,9 +518,9 @@ class NotebookState(StateAdapter, Protocol):
     def begin(self) -> None:
         """Before the results of a run are read."""
 
-    def finish(self) -> list[tuple[Any, str]]:
-        """After all changes are applied: complete what `recipe` described. Returns the objects for which that failed,
-        with the reason."""
+    def finish(self, values: Iterable[Any]) -> list[tuple[Any, str]]:
+        """After all changes are applied: complete what `recipe` described. `values`: the notebook's objects. Returns
+        the objects for which that failed, with the reason."""
 
     def make_storage(self, content: Any, dtype: str) -> Any:
         """A writable storage of these bytes."""

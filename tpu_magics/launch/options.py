@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tpu_magics.backends.base import WorkerOptions
 from tpu_magics.errors import TpuMagicsError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tpu_magics.runs.files import RunFiles
 
 LONGEST = 1e9  # seconds
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # Values of Options.spmd: all devices, or the session's number; no SPMD, whatever the session has.
 ALL_DEVICES, NO_SPMD = 0, -1
 PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
@@ -189,6 +190,8 @@ class Options:
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""
+        for one, declared in given_options():
+            _require_type(one.name, getattr(self, one.name), declared, one.default)
         devices = self.spmd if self.spmd not in (NO_SPMD, ALL_DEVICES) else None
         for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", devices)):
             if value is not None and value < 1:
@@ -225,6 +228,24 @@ class Options:
                 check_choice(declared.flags[-1], getattr(self, one.name), declared.choices)
 
 
+_NUMBERS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "count": ((int,), "a whole number"),
+    "seconds": ((int, float), "a number of seconds"),
+}
+
+
+def _require_type(name: str, value: Any, declared: Declared, default: Any) -> None:
+    """Of keywords: a magic's words are read by its parser."""
+    wanted, words = _NUMBERS.get(declared.kind, ((str,), "a text"))
+    if isinstance(default, bool):
+        wanted, words = (bool,), "True or False"
+    elif declared.kind in ("targets", "flag") or name in ("save_every", "tensorboard"):
+        return  # they are checked where they are read
+    if value == default or (isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))):
+        return
+    raise TpuMagicsError(f"{name}={value!r} is not valid.", f"{name} is {words}.", f"Give {words}, or omit it.")
+
+
 def given_options(cls: type = Options) -> list[tuple[Field[Any], Declared]]:
     """The options that people give, in the order of the help."""
     return [(one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata]
@@ -242,18 +263,18 @@ def made_options(**given: Any) -> Options:
     return Options(**{**given, "spmd": spmd_option(given.get("spmd"))})
 
 
-def with_keywords(cls: type) -> Callable[[Any], Any]:
+def with_keywords(cls: type) -> Callable[[_Function], _Function]:
     """A decorator of a function with `**options`, for help() and Tab: its signature has each option as a keyword, and
     its docstring a line for each in the place of OPTIONS."""
 
-    def decorate(function: Any) -> Any:
+    def decorate(function: _Function) -> _Function:
         keywords = [(one, declared) for one, declared in given_options(cls) if declared.doc != "-"]
         lines = [f"{one.name}: {(declared.doc or declared.help).replace('%%', '%')}." for one, declared in keywords]
         text = inspect.cleandoc(function.__doc__ or "")
         function.__doc__ = text.replace("OPTIONS", "\n    ".join(lines))
         plain = inspect.signature(function)
         *own, _ = plain.parameters.values()
-        function.__signature__ = plain.replace(
+        cast(Any, function).__signature__ = plain.replace(
             parameters=[*own, *(_keyword(one) for one, _ in keywords)], return_annotation=plain.return_annotation
         )
         return function

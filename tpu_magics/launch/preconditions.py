@@ -89,6 +89,13 @@ def runtime_is_down(s: LaunchContext) -> None:
 def no_accelerator(s: LaunchContext) -> None:
     if "accelerator" in s.backend.other_states():
         holder = s.backend.device_holder()
+        cells = s.fork_blockers.cells
+        if cells.get("runtime", cells.get("accelerator")) != cells.get("accelerator"):  # it found the runtime running
+            raise TpuMagicsError(
+                f"{holder} was created in this notebook, by {cells.get('accelerator')}, on the device.",
+                f"The runtime ran already, started by {s.fork_blockers.start}. A worker cannot use this object.",
+                f"{RESTART}{s.fork_blockers.start.advice(s.backend.starts_it)}",
+            )
         raise TpuMagicsError(
             f"{holder} was created in this notebook, by {s.fork_blockers.cell_of('accelerator')}.",
             "It started the accelerator's runtime, which a forked worker cannot use.",

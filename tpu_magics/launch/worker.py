@@ -113,6 +113,10 @@ class _Worker:
         except BaseException as error:
             self._end_failed(error)
             return self._exit_code(FAILED)
+        self._finish_threads(self.status)
+        if (failed := self.task.backend.failed_collective()) is not None:  # in a thread
+            self._end_failed(failed)
+            return self._exit_code(FAILED)
         self._end(self.status)
         return self._exit_code(DONE)
 
@@ -387,11 +391,14 @@ class _Worker:
 
     def _end(self, status: str, **fields: Any) -> None:
         self.waits.stop()
+        self._finish_threads(status)
+        self._record_end(status, **fields)
+
+    def _finish_threads(self, status: str) -> None:
         seconds = FINISHES if status == "done" else FINISHES_FAILED
         threads = self.task.threads
         with process.own_memory_limits():  # without it a thread may never begin, and who starts it waits
             finish_threads(threads.items, seconds, lambda frame: bool(waits_for(frame)), self._note_waiting)
-        self._record_end(status, **fields)
 
     def _record_end(self, status: str, **fields: Any) -> None:
         process.flush_everything()

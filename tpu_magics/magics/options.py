@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING
 from functools import partial
 from typing import Any, NoReturn
 
@@ -59,7 +60,11 @@ def add_option(parser: argparse.ArgumentParser, name: str, cls: type = Options, 
     elif declared.kind == "words":
         more |= {"nargs": "+", "action": "extend", "default": [], "metavar": declared.metavar}
     else:
-        more |= {"default": one.default, "metavar": declared.metavar, "required": required}
+        more |= {
+            "default": None if one.default is MISSING else one.default,
+            "metavar": declared.metavar,
+            "required": required,
+        }
         more |= {"choices": declared.choices} if declared.choices else {}
         more |= {"type": _KINDS[declared.kind]} if declared.kind else {}
     parser.add_argument(*declared.flags, **more)

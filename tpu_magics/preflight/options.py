@@ -4,7 +4,7 @@ line, and the keywords of `tpu_magics.preflight`, are made from here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from tpu_magics.backends.base import STEPS
@@ -18,7 +18,7 @@ class PreflightOptions:
     """Of one call. `spmd`: None: as in the session."""
 
     target: str | Sequence[str] = option(
-        "",
+        MISSING,
         "--target",
         kind="targets",
         metavar="T,T",

@@ -105,6 +105,9 @@ class TorchBackend:
         sending.to_devices()
         rebuild.rebuild(items, replicas)
 
+    def failed_collective(self) -> BaseException | None:
+        return None
+
 
 SHARED_MODULES = (
     "checkpoints",

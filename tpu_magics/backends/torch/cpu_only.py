@@ -8,7 +8,6 @@ name, before it touches torch_xla; `PartialState.default_device` is the device w
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.torch import precision_request
 
 QUESTION = "is_torch_xla_available"
@@ -117,7 +117,7 @@ def device_holder() -> str:
     """The object that initialized accelerate's device in this process, in words."""
     for module, name, words in _HOLDERS:
         cls = getattr(sys.modules.get(module), name, None)
-        if isinstance(cls, type) and any(issubclass(type(value), cls) for value in gc.get_objects()):
+        if isinstance(cls, type) and instances(cls):
             return words
     return "An Accelerator"
 
@@ -222,7 +222,7 @@ def accelerator_is_built() -> bool:
 
 def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Callable[[], None] | str:
     """Patch the class in `module` (transformers.training_args). Returns how to undo it, or why it is not possible."""
-    cls = getattr(module, "TrainingArguments", None)
+    cls: Any = getattr(module, "TrainingArguments", None)
     original = vars(cls).get(DEVICE) if isinstance(cls, type) else None
     function = getattr(original, "func", None) or getattr(original, "fget", None)  # functools', or transformers' own
     if function is None or STATE in vars(cls):
@@ -230,8 +230,8 @@ def patch_training_arguments(module: Any, in_notebook: Callable[[], bool]) -> Ca
             "TrainingArguments in this version of transformers has no `_setup_devices` (5.23 has it), so creating "
             "one may start the XLA runtime in the notebook. Create it inside the training function."
         )
-    for made in gc.get_objects():  # those that a cell has made before are set up
-        if cls is not None and issubclass(type(made), cls) and DEVICE in vars(made):
+    for made in instances(cls):  # those that a cell has made before are set up
+        if DEVICE in vars(made):
             vars(made).setdefault(PROCESS, os.getpid())
     setattr(cls, DEVICE, DeviceDescriptor(function, in_notebook))
     setattr(cls, STATE, StateDescriptor())

@@ -9,13 +9,13 @@ version is the same algorithm, and XLA fuses it itself.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.torch import tensor_transfer, trainer
 from tpu_magics.backends.torch.runtime import DEVICE_TYPES, on_device
 from tpu_magics.errors import TpuMagicsError
@@ -44,8 +44,7 @@ def _is_wrapper(optimizer: Any) -> bool:
 def living() -> list[Any]:
     """All optimizers of this worker: those created here, and the notebook's, which the garbage collector does not list
     (launch/process.py freezes it)."""
-    made = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    return list({id(one): one for one in (*made, *(one for _, one in _followed))}.values())
+    return list({id(one): one for one in (*instances(torch.optim.Optimizer), *(one for _, one in _followed))}.values())
 
 
 def follow(items: Iterable[tuple[str, Any]]) -> None:

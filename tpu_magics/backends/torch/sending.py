@@ -3,42 +3,96 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from tpu_magics.backends.torch import notebook_devices, recreate
 from tpu_magics.backends.torch.tensor_transfer import on_device, to_cpu
 
-_waiting: list[tuple[Any, str, bool]] = []  # tensors in host memory, their device, and whether they need gradients
+# Tensors in host memory that belong on a device: the object, how it is made there, and whether it needs gradients.
+_waiting: list[tuple[Any, Callable[[], Any], bool]] = []
+_later: list[Callable[[], None]] = []  # these give leaves of them their gradients and hooks
 
 
 def reduced(value: Any) -> tuple[Any, ...] | None:
     """As `__reduce__` returns it; None if pickle may take it as it is."""
     if issubclass(type(value), torch.device):
         return notebook_devices.reduced(value)
-    if type(value) in (torch.Tensor, torch.nn.Parameter) and value.is_leaf and on_device(value):
-        [host] = to_cpu([value.detach()])
-        made = torch.nn.Parameter(host, False) if isinstance(value, torch.nn.Parameter) else host
-        return wait_for_device, (made, str(value.device), value.requires_grad)
-    return _of_optimizer(value) if issubclass(type(value), torch.optim.Optimizer) else None
+    if issubclass(type(value), torch.optim.Optimizer):
+        return _of_optimizer(value)
+    made = _of_device(value) if type(value) in (torch.Tensor, torch.nn.Parameter) and on_device(value) else None
+    hooks, after = value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None)
+    gradient = value.grad if value.is_leaf else None
+    if gradient is None and not hooks and not after:
+        return made
+    if made is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that torch leaves out the hooks
+            made = value.__reduce_ex__(5)[:2]
+    return _with_gradient, (*made, gradient, dict(hooks or {}), dict(after or {}))
 
 
-def wait_for_device(tensor: Any, device: str, requires_grad: bool) -> Any:
-    """In the new process, whose runtime does not run yet: `to_devices` sends it."""
-    _waiting.append((tensor, device, requires_grad))
+def _of_device(value: Any) -> tuple[Any, ...]:
+    """A tensor of the accelerator, or a view of one, which is a view there, too."""
+    base = value._base
+    if base is not None and on_device(base):
+        place = value.size(), value.stride(), value.storage_offset()
+        return _view_of_waiting, (base, place)
+    [host] = to_cpu([value.detach()])
+    made = torch.nn.Parameter(host, False) if isinstance(value, torch.nn.Parameter) else host
+    return _wait_for_device, (made, str(value.device), value.requires_grad)
+
+
+def _with_gradient(make: Callable[..., Any], args: tuple[Any, ...], gradient: Any, hooks: Any, after: Any) -> Any:
+    """A leaf with its gradient and hooks, which torch leaves out; a hook keeps its number, by which it is compared."""
+    tensor = make(*args)
+
+    def add() -> None:
+        tensor.grad = gradient
+        if hooks:
+            tensor._backward_hooks = OrderedDict(hooks)
+        if after:
+            tensor._post_accumulate_grad_hooks = OrderedDict(after)
+        RemovableHandle.next_id = max(RemovableHandle.next_id, *(number + 1 for number in (*hooks, *after)), 0)
+
+    if any(one is tensor or one is gradient for one, _, _ in _waiting):
+        _later.append(add)
+    else:
+        add()
     return tensor
+
+
+def _wait_for_device(tensor: Any, device: str, requires_grad: bool) -> Any:
+    """In the new process, whose runtime does not run yet: `to_devices` sends it."""
+    _waiting.append((tensor, lambda: tensor.detach().to(device), requires_grad))
+    return tensor
+
+
+def _view_of_waiting(base: Any, place: tuple[Any, ...]) -> Any:
+    view = base.detach().as_strided(*place)
+    _waiting.append((view, lambda: base.as_strided(*place), False))
+    return view
 
 
 def to_devices() -> None:
     """In a worker whose runtime runs, before its function: send the tensors that were on a device in the notebook. The
     objects stay the same."""
-    while _waiting:
-        tensor, device, requires_grad = _waiting.pop()
-        moved = tensor.detach().to(device)
+    for tensor, make, requires_grad in _waiting:
+        with torch.no_grad():
+            moved = make()
         made = torch.nn.Parameter(moved, False) if isinstance(tensor, torch.nn.Parameter) else moved
-        torch.utils.swap_tensors(tensor, made.requires_grad_(requires_grad))
+        torch.utils.swap_tensors(tensor, made.requires_grad_(True) if requires_grad else made)
+        tensor._backward_hooks = None  # pickle leaves a dictionary, which torch would take for one of this tensor
+    _waiting.clear()
+    for add in _later:
+        add()
+    _later.clear()
 
 
 def _of_optimizer(optimizer: Any) -> tuple[Any, ...] | None:

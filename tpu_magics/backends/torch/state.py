@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -348,6 +348,11 @@ _KINDS: tuple[tuple[type, Any], ...] = (
 )
 
 
+def _is_moved(name: str, kept: Any) -> bool:
+    """Whether it is where the parameter is: `step` is not (torch.optim.Optimizer, 2.9)."""
+    return name != "step" and issubclass(type(kept), torch.Tensor)
+
+
 class TorchState:
     """The NotebookState (backends/protocols.py) of torch and NumPy objects."""
 
@@ -478,7 +483,7 @@ class TorchState:
 
     def set_gradient(self, value: Any, gradient: Any) -> None:
         """In the notebook, after the tensor has its new values."""
-        value.grad = gradient
+        value.grad = gradient.to(value.device) if gradient is not None and on_device(value) else gradient
 
     def storage(self, value: Any) -> tuple[Any, str, int] | None:
         """The bytes of a storage in host memory, how to recreate it, and its address; None for anything else."""
@@ -532,9 +537,14 @@ class TorchState:
         """Before the results of a run are read."""
         recreate.begin()
 
-    def finish(self) -> list[tuple[Any, str]]:
+    def finish(self, values: Iterable[Any]) -> list[tuple[Any, str]]:
         """After all changes are applied: complete what `recipe` described. Returns the objects for which that failed,
-        with the reason."""
+        with the reason. What optimizers keep is where the notebook has their parameters."""
+        for optimizer in (one for one in values if issubclass(type(one), torch.optim.Optimizer)):
+            for parameter, kept in optimizer.state.items():
+                if issubclass(type(parameter), torch.Tensor) and on_device(parameter):
+                    moved = {name: one.to(parameter.device) for name, one in kept.items() if _is_moved(name, one)}
+                    kept.update(moved)
         before = randomness.random_state()
         try:
             return recreate.finish()

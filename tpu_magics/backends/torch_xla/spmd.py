@@ -6,7 +6,6 @@ On XLA:CPU the devices are parts of the host's CPU. The collectives between them
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
 
@@ -184,11 +184,7 @@ def parameters_on_device() -> Iterator[Any]:
 
     from tpu_magics.backends.torch import tensor_transfer
 
-    # At once: torch warns of a tensor (a gradient) that it frees while such a list of all objects holds it.
-    # type() first: isinstance() may run code of other objects, e.g. of proxies.
-    found = [
-        one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and isinstance(one, torch.nn.Parameter)
-    ]
+    found = [one for one in instances(torch.Tensor) if isinstance(one, torch.nn.Parameter)]
     found += [one for one in tensor_transfer.moved_tensors() if isinstance(one, torch.nn.Parameter)]
     return iter([one for one in {id(one): one for one in found}.values() if one.is_xla])
 

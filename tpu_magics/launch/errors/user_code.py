@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpu_magics.launch.errors import base, known
 from tpu_magics.launch.errors.base import Explanation
+from tpu_magics.launch.options import given_options
 from tpu_magics.runs import origin
 
 if TYPE_CHECKING:
@@ -253,6 +254,14 @@ def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
         return None
     text, where = base.error_text(outcome), base.at(failure, outcome)
     refused = re.match(r"\d+ \(.*: error: (?P<what>.+)\)", base.one_line(text))
+    flags = {flag for _, declared in given_options() for flag in declared.flags}
+    ours = [word for word in re.findall(r"-[-\w]+", refused["what"]) if word in flags] if refused else []
+    if refused and ours and "unrecognized" in refused["what"]:
+        return Explanation(
+            f"The command line of the script was refused: {refused['what'].rstrip('.')}.",
+            "What stands behind a script's name belongs to the script.",
+            f"Write options of %tpu_train before it: %tpu_train {' '.join(ours)} script.py. {base.UNCHANGED}",
+        )
     if refused:
         return Explanation(
             f"The command line of the program was refused: {refused['what'].rstrip('.')}.",

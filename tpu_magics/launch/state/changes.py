@@ -562,7 +562,7 @@ class StagedChanges:
 
     def _finish(self) -> None:
         """Complete what the worker could only describe. What cannot be is named; no name of the cell is set to it."""
-        for value, why in self.adapter.finish():
+        for value, why in self.adapter.finish(node.value for node in self.snapshot.nodes):
             names = [name for name, item in self.names.items() if item is value]
             for name in names:
                 del self.names[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class Group:
         self.seconds = 0.0
         self.count = 0
         self.address = address
+        self.one = threading.RLock()  # a thread at a time
         self.failed: BaseException | None = None  # of any thread
         self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}

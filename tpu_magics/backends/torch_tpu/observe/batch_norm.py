@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
+
+from tpu_magics.backends.instances import instances
 
 NOT_UPDATED = (
     "The running mean and variance of a BatchNorm were not updated in training (torch_tpu 0.2.0 does not do it), so "
@@ -20,7 +21,9 @@ def remember(items: Sequence[tuple[str, Any]]) -> None:
 
 def not_updated() -> bool:
     """Whether one has trained on the device, and its running mean is still the initial one. Reads the device."""
-    return any(_is_stale(one) for one in (*_inherited, *filter(_is_batch_norm, gc.get_objects())))
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(_is_stale(one) for one in (*_inherited, *instances(_BatchNorm)))
 
 
 def _is_batch_norm(value: object) -> bool:

@@ -8,7 +8,6 @@ collectives within a graph; here they run in call order, and it is returned unch
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import warnings
 import zlib
@@ -53,14 +52,13 @@ class Collectives:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self._one = threading.RLock()
 
     def alone(self, carry: Callable[..., Any]) -> Callable[..., Any]:
         """A collective, in one thread at a time: each runs what is pending on the device."""
 
         @functools.wraps(carry)
         def carried(*args: Any, **kwargs: Any) -> Any:
-            with self._one:
+            with self.group.one:
                 return carry(*args, **kwargs)
 
         return carried

@@ -36,8 +36,11 @@ def carried() -> tuple[int, float]:
 
 
 def failure() -> BaseException | None:
-    """What ended a collective of this rank, in any thread; None if none failed."""
-    return _joined[0].failed if _joined else None
+    """What ended a collective of this rank, in any thread; None if none failed. Waits for one that a thread is in."""
+    if not _joined:
+        return None
+    with _joined[0].one:
+        return _joined[0].failed
 
 
 # -- rank and world size ----------------------------------------------------------------------------------------------

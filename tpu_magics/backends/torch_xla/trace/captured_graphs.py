@@ -4,7 +4,6 @@ with the user's lines."""
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import weakref
 from collections import Counter
@@ -18,6 +17,7 @@ from tpu_magics.backends import hlo
 from tpu_magics.backends.base import TraceSpec
 from tpu_magics.backends.hlo.proto import number_ops
 from tpu_magics.backends.hlo.text import parse_module
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch import optimizers
@@ -312,8 +312,7 @@ class ParameterNames:
     def _of_models(self, frame: FrameType) -> dict[int, str]:
         import torch
 
-        living = gc.get_objects()
-        models = _outermost([*self._moved, *_instances(living, torch.nn.Module)])
+        models = _outermost([*self._moved, *instances(torch.nn.Module)])
         labels = _labels(models, frame) if len(models) > 1 else {}
         names: dict[int, str] = {}
         owners: dict[int, str] = {}
@@ -326,11 +325,6 @@ class ParameterNames:
         for optimizer in optimizers.living():
             names.update(_kept_by(optimizer, owners))
         return names
-
-
-def _instances(living: Iterable[Any], kind: type) -> list[Any]:
-    """isinstance() would run code of other objects, e.g. of proxies."""
-    return [one for one in living if issubclass(type(one), kind)]
 
 
 def _outermost(models: Iterable[Any]) -> list[Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.torch import tensor_transfer
 
 
@@ -60,10 +60,7 @@ def outer_tensors() -> list[Any]:
     """All tensors on the device that Python knows of."""
     import torch
 
-    kind = torch.Tensor
-    # type() first: isinstance() may run code of other objects, e.g. of proxies.
-    made = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-    return [one for one in (*made, *tensor_transfer.moved_tensors()) if one.is_xla]
+    return [one for one in (*instances(torch.Tensor), *tensor_transfer.moved_tensors()) if one.is_xla]
 
 
 def inner(tensor: Any) -> Any:
