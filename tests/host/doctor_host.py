@@ -19,9 +19,9 @@ GIB = 2**30
 ROOMY = lambda _: (100 * GIB, 50 * GIB)  # noqa: E731 - a disk with room
 # As a v5litepod-4 answers, shortened: ACCELERATOR_TYPE is what is read of it.
 TPU_ENV = "ACCELERATOR_TYPE: 'v5litepod-4'\nCHIPS_PER_HOST_BOUNDS: '2,2,1'\nHOST_BOUNDS: '1,1,1'\nWORKER_ID: '0'\n"
-DESCRIBES = Answer(200, TPU_ENV, 0.01)
-MISSING = Answer(404, "not found", 0.01)
-SILENT = Answer(0, "no answer", 1.5)
+DESCRIBES = Answer(200, TPU_ENV)
+MISSING = Answer(404, "not found")
+SILENT = Answer(0, "no answer")
 COMPLETE = {"psutil": "5.9.5", "safetensors": "0.6.2", "jupyterlab": "4.4.0", "jupyterlab_widgets": "3.0.15"}
 
 

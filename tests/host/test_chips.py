@@ -116,7 +116,7 @@ def test_v2_or_v3_without_a_known_subsystem_is_not_guessed(tmp_path, subsystem, 
 
 
 def test_two_generations_on_one_host_have_no_common_one():
-    chips = (Chip("a", "0x0063", "", V5E), Chip("b", "0x0027", "0x004f", V3))
+    chips = (Chip("0x0063", "", V5E), Chip("0x0027", "0x004f", V3))
     assert common_generation(chips) is None
     assert generation_name(chips) == "v5e and v3"
 
@@ -155,7 +155,7 @@ def test_a_file_that_this_account_may_not_open():
     finally:
         shutil.rmtree(root)
     assert [file.usable for file in files] == [False, True, False]
-    (problem,) = judge_chips((Chip("a", "0x005e", "", V5E),), files)
+    (problem,) = judge_chips((Chip("0x005e", "", V5E),), files)
     assert problem.what == f"This account has no permission to open {root}/dev/accel0, {root}/dev/accel2."
     assert "Operation not permitted" in problem.why
     assert problem.command == f"!sudo chmod a+rw {root}/dev/accel0 {root}/dev/accel2"

@@ -574,5 +574,5 @@ def test_a_proxy_matters_on_a_tpu_host_only(tmp_path, name):
 
 
 def test_only_an_answer_of_success_describes_a_tpu():
-    assert Answer(200, doctor_host.TPU_ENV, 0.0).accelerator == "v5litepod-4"
-    assert Answer(500, doctor_host.TPU_ENV, 0.0).accelerator == ""
+    assert Answer(200, doctor_host.TPU_ENV).accelerator == "v5litepod-4"
+    assert Answer(500, doctor_host.TPU_ENV).accelerator == ""

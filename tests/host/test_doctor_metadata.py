@@ -98,7 +98,7 @@ def test_what_is_asked_for_is_tpu_env_with_googles_header() -> None:
 def test_a_server_without_a_tpu_and_one_that_is_none() -> None:
     assert asked(_refuses).status == 404
     assert asked(_refuses).accelerator == ""
-    assert asked(_is_another) == Answer(0, "another server answered", pytest.approx(0, abs=GENEROUS))
+    assert asked(_is_another) == Answer(0, "another server answered")
 
 
 @pytest.mark.parametrize("answer", [None, _drips])
@@ -120,7 +120,7 @@ def test_a_port_where_nobody_listens_is_refused_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()[:2]
     answer = ask_metadata_server(address, 20)
-    assert answer.status == 0 and "refused" in answer.text and answer.seconds < GENEROUS
+    assert answer.status == 0 and "refused" in answer.text
 
 
 # -- what it means -------------------------------------------------------------------------------------------------

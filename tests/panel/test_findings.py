@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.panel.parsed import Parsed
 from tpu_magics.check.finding import Finding
-from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, folded, headline
+from tpu_magics.panel.findings import MOST, codes, finding_view, findings_html, findings_text, headline
 
 ONE = Finding(
     "TPU101", "values", "In [3]", None, 4, 8, 4, 18, "The branch depends on the value of `<b>`.", "Why & how.",
@@ -54,4 +54,3 @@ def test_many_findings_are_counted_not_all_shown() -> None:
 def test_words_count_rules_and_advice() -> None:
     found = [finding_view(ONE), finding_view(ONE), finding_view(ADVICE)]
     assert headline(found) == "2 broken rules and 1 advice" and codes(found) == "TPU101 (2), TPU702"
-    assert folded([]) == "" and "<details" in folded(found) and " open" not in folded(found)

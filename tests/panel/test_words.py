@@ -28,7 +28,7 @@ from tests.panel.recorded import (
 )
 from tpu_magics.panel.formats import clock, percent, seconds, short, size
 from tpu_magics.panel.json_values import plain
-from tpu_magics.panel.model_view import ENDED_STATES, LIVE_STATES, RunView
+from tpu_magics.panel.model_view import LIVE_STATES, RunView
 from tpu_magics.panel.page import Figure, Item, Page, Problem, Section
 from tpu_magics.panel.words import page
 from tpu_magics.panel.words_problems import straggler, told_findings
@@ -107,6 +107,9 @@ def test_every_run_has_the_same_head(tmp_path: Path, name: str) -> None:
     assert all(len(row.cells) == len(one.columns) for one in made.sections for row in (*one.rows, *one.items))
     assert page(view) == made
     json.dumps(plain(made), allow_nan=False)
+
+
+ENDED_STATES = ("done", "failed", "interrupted", "stopped", "timeout", "lost", "refused", "unknown")
 
 
 @pytest.mark.parametrize("state", [*LIVE_STATES, *ENDED_STATES, "another"])

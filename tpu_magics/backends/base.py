@@ -151,8 +151,6 @@ class RecompileLimit(BaseException):
 
     def __init__(self, recompiles: int, limit: int) -> None:
         super().__init__(f"recompile {recompiles}; --max-recompiles allows {limit}")
-        self.recompiles = recompiles
-        self.limit = limit
 
 
 @dataclass(frozen=True)

@@ -184,10 +184,6 @@ class CheckedProgram:
         return self.tpu_tf or named or self.has_our_magics
 
     @property
-    def launched(self) -> list[Function]:
-        return [one for one in self.functions if one.launched]
-
-    @property
     def xla(self) -> bool:
         """Whether this is torch code meant for XLA."""
         return (

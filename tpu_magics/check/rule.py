@@ -123,10 +123,10 @@ def as_text(rule: Rule) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_markdown(rule: Rule, level: int = 3) -> str:
+def as_markdown(rule: Rule) -> str:
     """For the docs, and for the help of a SARIF viewer."""
     result = rule_doc(rule)
-    parts = [f"{'#' * level} {result.code} {result.name}", result.title]
+    parts = [f"### {result.code} {result.name}", result.title]
     for name, text in result.sections.items():
         parts.append(f"**{name}**")
         parts.append(f"```python\n{text}\n```" if name in CODE else text)

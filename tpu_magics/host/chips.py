@@ -63,7 +63,6 @@ _ACCELERATOR_CLASSES = ("0xff", "0x12")
 class Chip:
     """One chip as PCI shows it. `generation` is None where the ids are not known."""
 
-    address: str
     device_id: str
     subsystem_id: str
     generation: Generation | None
@@ -91,7 +90,7 @@ def _chip(folder: Path) -> Chip | None:
     generation = _BY_DEVICE.get(device) or _BY_SUBSYSTEM.get((device, subsystem))
     if generation is None and device != V2_OR_V3 and not _is_accelerator(folder):
         return None
-    return Chip(folder.name, device, subsystem, generation)
+    return Chip(device, subsystem, generation)
 
 
 def _is_accelerator(folder: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -43,15 +43,13 @@ _EARLIER = "code that ran before tpu_magics was loaded"
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What the checks need. `items`: what the function can reach; `models`: the models among them; `source`: the text
-    of the function or cell ("" if not available); `forks`: the workers are forks of the notebook's process."""
+    """What the checks need. `models`: that the function can reach; `forks`: the workers are forks of the notebook's
+    process."""
 
     backend: Backend
     host: Host
     fork_blockers: ForkBlockers
-    items: Sequence[tuple[str, Any]] = ()
     models: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
     forks: bool = True
 
 

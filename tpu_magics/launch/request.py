@@ -31,7 +31,6 @@ class Request:
     hoistable: Any = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
-    cell: str = ""
     script: Path | None = None
     argv: tuple[str, ...] = ()
     packages: Collection[str] = ()

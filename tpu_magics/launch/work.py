@@ -199,7 +199,7 @@ class CellWork:
     def resumable(self, functions: Sequence[types.FunctionType]) -> TrainingCode:
         filename = self.code.co_filename
         tree = self.tree if self.tree is not None else ast.Module([], [])
-        changed, own = rewrite.changed_statements(tree, filename, functions)
+        changed, own = rewrite.changed_statements(tree, functions)
         self.resumed.append(cell.compile_tree(changed, filename, "exec"))
         codes = [code for code in (self.code, self.last) if code is not None]
         names = [name for code in codes for name in object_graph.names_in(code)]

@@ -83,7 +83,6 @@ class _Worker:
         self.recompiles: int | None = None
         self.ranks = 1
         self.status = "done"
-        self.hoisted: dict[str, Any] = {}
         self.keep_partial = spec.keep_partial and spec.tracing is None
         self.stop_requested = False
         self.checkpoints: TrainingCheckpoints | None = None

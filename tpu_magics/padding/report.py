@@ -75,7 +75,6 @@ class PaddingReport:
 
     what: str
     counts: dict[int, int]
-    task: PaddingTask
     ways: tuple[PaddingStrategy, ...]
     choice: PaddingStrategy
     because: str
@@ -104,7 +103,7 @@ def advise(given: Any, options: PadOptions | None = None, expression: str = "len
     )
     choice, because = choose(ways)
     notes = (*_notes(source, task, options, found, cut), *_tiles(choice, task))
-    return PaddingReport(source.what, dict(task.counts), task, select_rows(ways, choice), choice, because, found, notes)
+    return PaddingReport(source.what, dict(task.counts), select_rows(ways, choice), choice, because, found, notes)
 
 
 def _as_requested(source: LengthSource, options: PadOptions) -> LengthSource:

@@ -374,9 +374,9 @@ _CODE: dict[str, Callable[[PaddingStrategy, PaddingTask, CodeNames, bool], str]]
 # bucket_by_sequence_length takes bounds that lengths lie below, and pads to one less than them (TensorFlow 2.21).
 
 
-def tf_code(way: PaddingStrategy, task: PaddingTask, dataset: str = "dataset") -> str:
+def tf_code(way: PaddingStrategy, task: PaddingTask) -> str:
     """For the rows of `dataset`, before batching."""
-    return f"{dataset}.{_TF_CODE[way.kind](way, task)}"
+    return f"dataset.{_TF_CODE[way.kind](way, task)}"
 
 
 def _tf_drop(task: PaddingTask) -> str:

@@ -31,7 +31,6 @@ class FindingView:
 
     code: str
     rule: str
-    group: str
     where: str
     source: str
     start: int
@@ -40,15 +39,14 @@ class FindingView:
     why: str
     fix: str
     advice: bool
-    fixable: bool = False
 
 
 def finding_view(one: Finding) -> FindingView:
     """A finding of a check."""
     end = one.end_column - 1 if one.end_line == one.line else len(one.source)
     return FindingView(
-        one.code, rule_title(one.code, rule_name(one.code)), one.group, _where(one.path, one.cell, one.line),
-        one.source, one.column - 1, end, one.message, one.why, one.fix, one.advice, bool(one.edits),
+        one.code, rule_title(one.code, rule_name(one.code)), _where(one.path, one.cell, one.line),
+        one.source, one.column - 1, end, one.message, one.why, one.fix, one.advice,
     )  # fmt: skip
 
 
@@ -56,7 +54,7 @@ def recorded_finding(one: RuleFinding) -> FindingView:
     """A finding in the records of a run; what it is about on its line is not recorded."""
     where = _where(one.site.path, None, one.site.line)
     rule = rule_title(one.code, one.name)
-    return FindingView(one.code, rule, one.group, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
+    return FindingView(one.code, rule, where, one.site.code, 0, 0, one.message, one.why, one.fix, one.advice)
 
 
 def _where(path: str, cell: int | None, line: int) -> str:
@@ -154,16 +152,3 @@ def _shown(one: FindingView, colour: str) -> str:
         marked = f'<span style="{_MARK.format(colour=colour)}">{say(source[start:end])}</span>'
         body = f"{say(source[indent:start])}{marked}{say(source[end:])}"
     return f'<div style="{_CODE.format(colour=colour)}">{body}</div>'
-
-
-def folded(found: Sequence[FindingView]) -> str:
-    """One line that unfolds, for the panel of a run; "" where nothing was found."""
-    if not found:
-        return ""
-    head = f"<b>Rules:</b> {say(headline(found))} in the code, found before the run: {say(codes(found))}"
-    left = len(found) - MOST
-    more = small(f"{plural(left, 'finding')} more are not shown.") if left > 0 else ""
-    return (
-        f'<details style="margin:.4em 0"><summary style="cursor:pointer">{head}</summary>'
-        f'<div style="margin:.3em 0 0 .6em">{blocks(found[:MOST])}{more}</div></details>'
-    )

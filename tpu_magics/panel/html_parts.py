@@ -23,7 +23,6 @@ _SCROLL = "overflow-x:auto;max-width:100%"
 _TABLE = "border-collapse:collapse;color:inherit;font-size:inherit;margin:0;border:0"
 _HEAD = f"{CELL};border-bottom:1px solid currentColor"
 _ROW = "background:transparent"
-_PRE = "margin:0;padding:0;color:inherit;background:none;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 def say(text: object) -> str:
@@ -34,11 +33,6 @@ def say(text: object) -> str:
 def whole(text: str) -> str:
     """A short text that is not broken into lines."""
     return f'<span style="white-space:nowrap">{say(text)}</span>' if len(text) <= WHOLE else say(text)
-
-
-def lines_as_they_are(lines: Sequence[str]) -> str:
-    """Lines of code or output, their blanks kept."""
-    return f'<pre style="{_PRE}">{say(chr(10).join(lines))}</pre>'
 
 
 def code(text: object) -> str:

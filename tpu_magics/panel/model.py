@@ -46,7 +46,7 @@ from tpu_magics.panel.model_view import (
 from tpu_magics.runs.events import Divergence, Event, RuleFinding, Warned
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.reader import MOST_READ, Tail, partly_read, share_of_bytes
-from tpu_magics.runs.summary import run_created, run_name, run_status, run_workers
+from tpu_magics.runs.summary import run_name, run_status, run_workers
 
 __all__ = ["RunModel", "RunView"]
 
@@ -167,7 +167,6 @@ class RunModel:
             state=state,
             detail=self._detail(state, lead, plan),
             live=live,
-            created=run_created(info, self.files.id),
             elapsed=self._elapsed(live),
             device=device_name(plan, host, lead),
             lead=lead.rank,
@@ -198,7 +197,6 @@ class RunModel:
             fallbacks=tuple(sorted(lead.fallbacks.values(), key=lambda each: (-each.count, each.op))),
             cache=lead.cache,
             values=tuple(curve.series() for curve in lead.curves.values()),
-            divergences=tuple(self._divergences),
             findings=tuple(self._findings),
             notices=tuple(self._notices()),
             failure=self._failure(),

@@ -61,7 +61,7 @@ class RankRecords:
         self.total: int | None = None
         self.whole: Total | None = None
         self.counted = self.compiled_steps = 0
-        self.seconds = self.compiled_seconds = 0.0
+        self.seconds = 0.0
         self.step_times: Downsampled[StepTimes] = Downsampled(merge_times)
         self.recent: deque[tuple[int, float]] = deque(maxlen=64)  # steps and their seconds, compiles included
         self.only_compiled = False  # whether all steps of the newest record compiled
@@ -239,7 +239,6 @@ def _take_steps(self: RankRecords, event: Steps) -> None:
     self.counted += n
     self.seconds += seconds
     self.compiled_steps += max(0, min(n, event.compiled))
-    self.compiled_seconds += min(seconds, event.compiled_seconds) if _good(event.compiled_seconds) else 0.0
     self.only_compiled = 0 < n <= event.compiled
     self.compiled_since = False
     self.recent.append((n, seconds))

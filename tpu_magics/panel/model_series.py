@@ -73,7 +73,6 @@ class Curve:
         self.n = 0
         self.last: Value = Value(0.0, 0)
         self.first: float | None = None
-        self.low, self.high = math.inf, -math.inf
         self.not_finite_at: int | None = None
         self.kept: Downsampled[Point] = Downsampled(merge_points, limit)
 
@@ -86,24 +85,19 @@ class Curve:
             return
         low, high = _range(event, value)
         finite = [number for number in (low, high, value) if math.isfinite(number)]
-        if finite:
-            self.first = value if self.first is None and math.isfinite(value) else self.first
-            self.low, self.high = min(self.low, *finite), max(self.high, *finite)
+        if self.first is None and math.isfinite(value):
+            self.first = value
         if self.not_finite_at is None and not all(map(math.isfinite, (low, high, value))):
             self.not_finite_at = event.step
         self.kept.add(Point(event.step, value, min(finite, default=math.nan), max(finite, default=math.nan)))
 
     def series(self) -> ValueSeries:
         """The curve so far."""
-        known = self.low <= self.high
         return ValueSeries(
             name=self.last.name,
             last=self.last.value,
             step=self.last.step,
-            n=self.n,
             first=self.first,
-            low=self.low if known else None,
-            high=self.high if known else None,
             not_finite_at=self.not_finite_at,
             points=tuple(self.kept.points),
         )

@@ -10,7 +10,6 @@ from tpu_magics.runs.events import (
     Batch,
     Cache,
     Compile,
-    Divergence,
     Fallback,
     Mesh,
     Metrics,
@@ -26,7 +25,6 @@ STARTING, COMPILING, TRAINING, COLLECTING = "starting", "compiling", "training",
 CUT_SHORT = "cut short"  # of a rank without an end record
 LIVE_STATES = (STARTING, COMPILING, TRAINING, COLLECTING)
 # As run.json and runs/summary.py have them. "refused": nothing was forked; "unknown": there is no run.json.
-ENDED_STATES = ("done", "failed", "interrupted", "stopped", "timeout", "lost", "refused", "unknown")
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,13 @@ class Point:
 
 @dataclass(frozen=True)
 class ValueSeries:
-    """What was logged under one name. `first`, `low` and `high`: of its finite numbers (None: there is none).
-    `not_finite_at`: the step of the first value that was "nan" or infinite. `points`: empty for texts."""
+    """What was logged under one name. `first`: of its finite numbers (None: there is none). `not_finite_at`: the step
+    of the first value that was "nan" or infinite. `points`: empty for texts."""
 
     name: str
     last: float | int | str
     step: int
-    n: int
     first: float | None
-    low: float | None
-    high: float | None
     not_finite_at: int | None
     points: tuple[Point, ...]
 
@@ -126,7 +121,7 @@ class RunView:
     """Everything the panel shows. Counts, rates, times, precision, charts and reads are those of rank `lead`, the
     lowest rank that wrote records; `ranks` has the others.
 
-    `state`: one of LIVE_STATES or ENDED_STATES; `detail`: what else is known of it; `live`: the run goes on. `device`:
+    `state`: one of LIVE_STATES, or how it ended; `detail`: what else is known of it; `live`: the run goes on. `device`:
     "XLA:CPU", "TPU", or "" where nothing tells. `steps_per_second`: over the last seconds while it is live, over the
     whole training afterwards, compiles included. `step_seconds`: the median of the steps that compiled nothing,
     `step_times`: the same over time, each with the step that it reaches to; `compiled_steps`: how many did.
@@ -149,7 +144,6 @@ class RunView:
     state: str
     detail: str
     live: bool
-    created: float | None
     elapsed: float | None
     device: str
     lead: int
@@ -183,7 +177,6 @@ class RunView:
     fallbacks: tuple[Fallback, ...]
     cache: Cache | None
     values: tuple[ValueSeries, ...]
-    divergences: tuple[Divergence, ...]
     notices: tuple[Notice, ...]
     findings: tuple[RuleFinding, ...]
     failure: RunFailure | None

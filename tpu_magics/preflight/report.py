@@ -434,10 +434,6 @@ class Preflight:
     def __getitem__(self, name: str) -> TargetResult:
         return self.target(name)
 
-    def steady(self, name: str) -> CompileResult:
-        """The compile result of the graph that all later steps run."""
-        return self.target(name).steady
-
     def largest(self, name: str) -> FitResult:
         """The result of the search for the largest size on that target. Raises TpuMagicsError without a search."""
         wanted = self.target(name).name

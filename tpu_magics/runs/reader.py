@@ -219,9 +219,9 @@ def newest_runs(most: int | None, root: Path | str | None = None) -> tuple[list[
     return [Run(entry.path) for entry in found[:most]], len(found)
 
 
-def names_and_ids(root: Path | str | None = None) -> tuple[list[str], list[str]]:
+def names_and_ids() -> tuple[list[str], list[str]]:
     """The names and ids of all runs, each once, newest first. No run's records are read for it."""
-    found = _entries(root)
+    found = _entries(None)
     return list(dict.fromkeys(entry.name for entry in found)), [entry.id for entry in found]
 
 

@@ -26,7 +26,7 @@ for attempt in range(3):
         # Ray starts a server for each client, and gives it 30 s: on a loaded machine it was seen to fail (2.60).
         if attempt == 2 or "client server failed" not in str(error.__cause__):
             raise
-assert session.current.pod.client and len(session.current.pod.hosts) == 2
+assert len(session.current.pod.hosts) == 2
 model, table = trained.net(), torch.arange(600_000)
 before = model[0].weight.detach().clone()
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tpu_magics.backends.object_kinds import BaseKind
 from tpu_magics.backends.protocols import Watcher
 from tpu_magics.backends.tensorflow import trackables
 from tpu_magics.backends.tensorflow.snapshot import random_states
@@ -119,25 +120,14 @@ def _raw(array: Any) -> Any:
     return array if array.dtype.kind in "biufcSU" else array.astype(np.float32)
 
 
-class _VariableKind:
+class _VariableKind(BaseKind):
     """A TensorFlow variable: always written."""
-
-    named = ""
-
-    def parts(self, value: Any) -> Iterator[Any]:  # noqa: ARG002
-        return iter(())
 
     def mark(self, value: Any) -> Any:  # noqa: ARG002
         return None
 
     def changed(self, value: Any, mark: Any) -> bool:  # noqa: ARG002
         return True
-
-    def pieces(self, content: Any) -> list[Any]:  # noqa: ARG002
-        return []
-
-    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
-        return None
 
 
 class _HolderKind(_VariableKind):

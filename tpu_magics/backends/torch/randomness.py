@@ -97,11 +97,6 @@ def set_random_state(state: RandomState) -> None:
         sys.modules["torch"].set_rng_state(state.torch)
 
 
-def same_random_state(left: RandomState, right: RandomState) -> bool:
-    """Whether a build would get the same random numbers with both, and the modes are the same."""
-    return same_modes(left, right) and same_numbers(left, right)
-
-
 def same_modes(left: RandomState, right: RandomState) -> bool:
     """Whether default dtype, default device, grad mode and the registration of parameters are the same."""
     return left.modes == right.modes

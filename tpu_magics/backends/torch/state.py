@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from tpu_magics.backends.object_kinds import BaseKind, StateKind
 from tpu_magics.backends.protocols import Label, Undo
 from tpu_magics.backends.torch import (
     lightning,
@@ -95,20 +96,7 @@ def _plain(tensor: Any) -> bool:
     )
 
 
-class _Kind:
-    named = ""
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
-        return iter(())
-
-    def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
-        return []
-
-    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
-        return None
-
-
-class TensorKind(_Kind):
+class TensorKind(BaseKind):
     """A tensor that is not a weight of a returned model."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
@@ -167,7 +155,7 @@ def _form(tensor: Any) -> tuple[Any, ...]:
     return tensor.device.type, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
 
 
-class WeightKind(_Kind):
+class WeightKind(BaseKind):
     """A weight of a returned model: here only whether it is trained, and the attributes that the user gave it."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
@@ -247,7 +235,7 @@ def _same(left: Any, right: Any) -> bool:
     return left is right or (type(left) is type(right) and isinstance(left, plain) and left == right)
 
 
-class ArrayKind(_Kind):
+class ArrayKind(BaseKind):
     """A NumPy array."""
 
     def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:
@@ -301,44 +289,15 @@ def _is_mapped(array: Any) -> bool:
     return False
 
 
-class _StateKind(_Kind):
-    """A random generator."""
-
-    def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
-        self._get = get
-        self._put = put
-
-    def mark(self, value: Any) -> Any:
-        return self._get(value)
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not _equal(self._get(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return self._get(value)
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self._get(value)
-        self._put(value, content)
-        return lambda: self._put(value, old)
-
-
-def _equal(left: Any, right: Any) -> bool:
-    if isinstance(left, Mapping):
-        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
-    found = left == right
-    return bool(found.all()) if hasattr(found, "all") else bool(found)
-
-
 def _set_bits(value: Any, state: Any) -> None:
     value.bit_generator.state = state
 
 
 _TENSOR, _WEIGHT = user_hooks.WithHooks(TensorKind()), user_hooks.WithHooks(WeightKind())
 _ARRAY = ArrayKind()
-_GENERATOR = _StateKind(lambda value: value.get_state(), lambda value, state: value.set_state(state))
-_NUMPY_GENERATOR = _StateKind(lambda value: value.bit_generator.state, _set_bits)
-_NUMPY_RANDOM = _StateKind(lambda value: value.get_state(legacy=False), lambda value, state: value.set_state(state))
+_GENERATOR = StateKind(lambda value: value.get_state(), lambda value, state: value.set_state(state))
+_NUMPY_GENERATOR = StateKind(lambda value: value.bit_generator.state, _set_bits)
+_NUMPY_RANDOM = StateKind(lambda value: value.get_state(legacy=False), lambda value, state: value.set_state(state))
 _KINDS: tuple[tuple[type, Any], ...] = (
     (torch.Tensor, _TENSOR),
     (np.ndarray, _ARRAY),

@@ -18,7 +18,6 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from tpu_magics.backends.torch import optimizers, tensor_transfer
 from tpu_magics.backends.torch.modules import Slot, slots
-from tpu_magics.backends.torch.tensor_transfer import settle, to_cpu
 
 Name: TypeAlias = tuple[str, str]  # (model, name in it)
 Ties: TypeAlias = tuple[tuple[Name, ...], ...]
@@ -33,22 +32,6 @@ def record_ties(models: Mapping[str, Any]) -> Ties:
             if slot.tensor is not None:
                 names[id(slot.tensor)].append((model, slot.name))
     return tuple(tuple(group) for group in names.values() if len(group) > 1)
-
-
-def broken_ties(models: Mapping[str, Any], recorded: Ties) -> list[str]:
-    """The `recorded` groups whose values differ now, as text ("`a` and `b`").
-
-    Names that are gone (FSDP takes parameters out of their modules) are left out: the notebook compares them later.
-    """
-    now = {(model, slot.name): slot.tensor for model, module in models.items() for slot in slots(module)}
-    apart = [[name for name in group if now.get(name) is not None] for group in recorded]
-    apart = [group for group in apart if len({id(now[name]) for name in group}) > 1]
-    if not apart:
-        return []
-    settle()
-    flat = [name for group in apart for name in group]
-    values = dict(zip(flat, to_cpu([now[name] for name in flat]), strict=True))
-    return unequal(apart, values)
 
 
 def unequal(groups: Sequence[Sequence[Name]], values: Mapping[Name, Any]) -> list[str]:

@@ -196,7 +196,6 @@ def _name(walk: Evaluator, node: ast.Name) -> AbstractValue:
 
 # -- attributes ----------------------------------------------------------------------------------------------------
 
-_DTYPES = {"float16": "float", "bfloat16": "float", "float32": "float", "bool": "bool", "int64": "int", "long": "int"}
 _ACCELERATORS = frozenset(("is_main_process", "is_local_main_process", "process_index", "local_process_index"))
 
 

@@ -50,7 +50,6 @@ XR = "torch_xla.runtime."
 # -- what calls of a name give: exact names first, then the longest prefix ---------------------------------------------
 
 _NUMBER = AbstractValue(NUMBER)
-_READ = AbstractValue(NUMBER, read=True)
 _TORCH = AbstractValue(TENSOR, lib="torch")
 _TORCH_BOOL = AbstractValue(TENSOR, lib="torch", dtype="bool")
 _TORCH_INT = AbstractValue(TENSOR, lib="torch", dtype="int")

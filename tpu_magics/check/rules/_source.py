@@ -291,9 +291,9 @@ def xm(ctx: RuleContext) -> str:
     return module_name(_XM, ctx, ("xm", "xla_model", "xla"))
 
 
-def quoted(text: str, most: int = 60) -> str:
+def quoted(text: str) -> str:
     """Code for a message: on one line, shortened."""
-    return f"`{shortened(text, most)}`"
+    return f"`{shortened(text)}`"
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -235,10 +235,10 @@ def short_source(node: ast.AST, ctx: RuleContext, most: int = 60) -> str:
     return _source.shortened(ctx.source(node), most)
 
 
-def full_source(node: ast.AST, ctx: RuleContext, most: int = 50) -> str:
+def full_source(node: ast.AST, ctx: RuleContext) -> str:
     """The whole code of an expression; "" if it is long."""
     text = short_source(node, ctx, 10_000)
-    return text if len(text) <= most else ""
+    return text if len(text) <= 50 else ""
 
 
 def imported_name(root: str, ctx: RuleContext) -> str:

@@ -32,12 +32,10 @@ _LONGEST_ANSWER = 65_536  # bytes; a tpu-env has about one thousand
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer. `status`: of HTTP, 0 without an answer; `text`: the body, or why there is none; `seconds`:
-    duration."""
+    """An answer. `status`: of HTTP, 0 without an answer; `text`: the body, or why there is none."""
 
     status: int
     text: str
-    seconds: float
 
     @property
     def accelerator(self) -> str:
@@ -50,17 +48,16 @@ def ask_metadata_server(
     address: tuple[str, int] = METADATA_SERVER, seconds: float = METADATA_SECONDS, path: str = _TPU_ENV
 ) -> Answer:
     """Request an entry of this instance once. Never raises, and never takes much longer than `seconds`."""
-    began = time.monotonic()
     try:
-        reply = _exchange(address, _REQUEST.format(path), began + seconds)
+        reply = _exchange(address, _REQUEST.format(path), time.monotonic() + seconds)
     except OSError as error:
         slow = isinstance(error, TimeoutError)
-        return Answer(0, "no answer" if slow else error.strerror or str(error), time.monotonic() - began)
+        return Answer(0, "no answer" if slow else error.strerror or str(error))
     found = re.match(rb"HTTP/1\.[01] (\d{3})", reply)
     head, _, body = reply.partition(b"\r\n\r\n")
     if found is None or b"metadata-flavor: google" not in head.lower():
-        return Answer(0, "another server answered", time.monotonic() - began)
-    return Answer(int(found[1]), body.decode("utf-8", "replace"), time.monotonic() - began)
+        return Answer(0, "another server answered")
+    return Answer(int(found[1]), body.decode("utf-8", "replace"))
 
 
 def _exchange(address: tuple[str, int], request: str, until: float) -> bytes:

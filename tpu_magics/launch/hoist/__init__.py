@@ -48,14 +48,13 @@ from tpu_magics.launch.hoist.values import (
 @dataclass(frozen=True)
 class HoistedModel:
     """A model that was built in the notebook. `line` counts in the function's source; `code`: the text of that line;
-    `callee`: the name that is called; `number`: its build."""
+    `number`: its build."""
 
     name: str
     line: int
     code: str
     model: Any
     bytes: int
-    callee: str
     number: int
 
     def text(self, workers: int) -> str:
@@ -303,9 +302,7 @@ class _PlanBuilder:
 
 def _hoisted(build: Build, name: str, nbytes: int) -> HoistedModel:
     one = build.candidate
-    return HoistedModel(
-        name, one.line, one.code, build.model, nbytes, one.scope.source.code(one.call.func), build.number
-    )
+    return HoistedModel(name, one.line, one.code, build.model, nbytes, build.number)
 
 
 def _group(root: int, builds: Mapping[int, Build]) -> Iterator[int]:

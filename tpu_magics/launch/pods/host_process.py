@@ -192,7 +192,6 @@ class _HostRun:
         self.state = replace(
             self.state,
             phase=phase,
-            reason=self.watch.reason,
             workers=self._rows(),
             memory_low=self.watch.memory_low,
             oom_kills=None if kills is None or self.kills is None else kills - self.kills,

@@ -162,7 +162,7 @@ def _select(address: Address, wanted: Slice | None, processes: int | None) -> Po
     if chosen is None:
         slices.release()
         members = _hosts_with_cpus(alive)
-        pod = Pod(address.url, _pod_hosts(members), client=address.client)
+        pod = Pod(address.url, _pod_hosts(members))
     else:
         with_ranks(_slice_pod(address, chosen.slice, chosen.nodes), processes)  # raises before anything is reserved
         members = _reserve(chosen.slice, alive)
@@ -217,7 +217,6 @@ def _slice_pod(address: Address, kind: Slice, members: Sequence[ClusterNode]) ->
         workers=kind.chips,
         replicas=kind.generation.devices,
         target=kind.name,
-        client=address.client,
     )
 
 

@@ -39,8 +39,8 @@ class PodHost:
 @dataclass(frozen=True)
 class Pod:
     """The hosts of a run. `address`: of the cluster; `device`: "TPU" or "CPU" (a rehearsal); `workers`: processes on
-    each host; `replicas`: devices of each worker; `target`: the slice as Google writes it ("" for none); `client`: the
-    notebook is outside the cluster (ray://); `notes`: sentences about the hosts."""
+    each host; `replicas`: devices of each worker; `target`: the slice as Google writes it ("" for none);
+    `notes`: sentences about the hosts."""
 
     address: str
     hosts: tuple[PodHost, ...]
@@ -48,16 +48,11 @@ class Pod:
     workers: int = 1
     replicas: int = 1
     target: str = ""
-    client: bool = False
     notes: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
         return len(self.hosts) * self.workers * self.replicas
-
-    def host_of(self, rank: int) -> PodHost:
-        """The host of a rank: ranks are numbered host by host."""
-        return self.hosts[rank // (self.workers * self.replicas)]
 
 
 def cpus_text(cpus: float) -> str:
@@ -109,7 +104,6 @@ class HostState:
     the host before it forked workers."""
 
     phase: str = STARTING
-    reason: str = ""
     workers: list[dict[str, Any]] = field(default_factory=list)
     memory_total: int = 0
     memory_at_start: int = 0

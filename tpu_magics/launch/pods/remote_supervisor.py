@@ -41,7 +41,6 @@ class Link:
     answered: float = 0.0
     stopped: bool = False
     lost: str = ""
-    bytes: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -150,7 +149,6 @@ class RemoteSupervisor(Supervisor):
             return
         emptied = start < link.offsets.get(name, 0)
         link.offsets[name] = start + len(data)
-        link.bytes += len(data)
         if self.unwritten is None:
             try:
                 local = f"host-{link.host.index}.log" if name == LOG else name
@@ -287,7 +285,7 @@ class RemoteSupervisor(Supervisor):
         for link in self.links:
             try:
                 for name, size in get_result(submit(link.actor.results)):
-                    link.bytes += fetch_file(link.actor, name, size, self.files.path)
+                    fetch_file(link.actor, name, size, self.files.path)
             except Exception as error:
                 self._drop_results()
                 if isinstance(error, OSError) and error.errno is not None:  # Ray's timeout is an OSError without errno
@@ -319,7 +317,7 @@ class RemoteSupervisor(Supervisor):
         return [{**row, "host": hosts[id(one)]} for row, one in zip(super().table(), self.workers, strict=True)]
 
 
-def fetch_file(actor: Any, name: str, size: int, folder: Path) -> int:
+def fetch_file(actor: Any, name: str, size: int, folder: Path) -> None:
     """Fetch a result file into a folder, in parts."""
     if not is_result_file(name):
         raise ValueError(f"it sent {name!r}, which is not a result file of a run")
@@ -333,4 +331,3 @@ def fetch_file(actor: Any, name: str, size: int, folder: Path) -> int:
                 calls.append(submit(actor.fetch, name, *parts[number + PARALLEL_FETCHES]))
             file.write(get_result(calls[number]))
             calls[number] = None
-    return size

@@ -225,7 +225,7 @@ class TrainingLoops:
 
     # -- called by the loop of a library (backends/torch/trainer_loops.py) -------------------------------------------
     def begin_library(self, key: str, more: Callable[[], Any], *objects: tuple[str, Any]) -> None:
-        self._begin(LoopSite(key, "", 0, False, key), sys._getframe(1), objects)
+        self._begin(LoopSite(key, 0, False, key), sys._getframe(1), objects)
         self._running[-1].started = True
         self._running[-1].more = more
 
@@ -390,8 +390,8 @@ def resumable(loader: Iterable[T], epochs: int = 1) -> Iterator[T]:
             yield from loader
         return
     loops = _current[-1]
-    for _ in loops.over(LoopSite("resumable: epochs", "", 0, True, "for ... in resumable(...)"), range(epochs)):
-        yield from loops.over(LoopSite("resumable: batches", "", 0, False, "for ... in resumable(...)"), loader)
+    for _ in loops.over(LoopSite("resumable: epochs", 0, True, "for ... in resumable(...)"), range(epochs)):
+        yield from loops.over(LoopSite("resumable: batches", 0, False, "for ... in resumable(...)"), loader)
 
 
 def _length(items: Any) -> int | None:

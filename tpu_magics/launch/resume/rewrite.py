@@ -37,7 +37,6 @@ class LoopSite:
     other kinds in its body that train, between whose items nothing is saved."""
 
     key: str
-    path: str
     line: int
     outer: bool
     head: str
@@ -144,7 +143,7 @@ def _change(
     tree = copy.deepcopy(tree)
     line = source.node.lineno
     node = next(one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS) and one.lineno == line)
-    marker = _Marker(function.__qualname__, function.__code__.co_filename, names)
+    marker = _Marker(function.__qualname__, names)
     marker.visit(node)
     found.others += marker.others
     if not marker.sites:
@@ -158,13 +157,11 @@ def _change(
     return ""
 
 
-def changed_statements(
-    tree: ast.Module, filename: str, functions: Iterable[FunctionType]
-) -> tuple[ast.Module, TrainingCode]:
+def changed_statements(tree: ast.Module, functions: Iterable[FunctionType]) -> tuple[ast.Module, TrainingCode]:
     """The statements of a cell or a script, changed; `functions`: what they may call."""
     sources = [source.node for source in map(function_source, functions) if source is not None]
     own = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
-    marker = _Marker("<cell>", filename, TrainingNames.of([*sources, *own]))
+    marker = _Marker("<cell>", TrainingNames.of([*sources, *own]))
     changed: ast.Module = marker.visit(copy.deepcopy(tree))
     code = TrainingCode(marker.sites, others=marker.others, statements=ast.unparse(tree))
     return ast.fix_missing_locations(changed), code
@@ -236,9 +233,8 @@ def _aliases(function: ast.AST, names: frozenset[str]) -> Iterator[str]:
 class _Marker(ast.NodeTransformer):
     """`others`: loops of other kinds that train, and are in no `for` loop that does."""
 
-    def __init__(self, function: str, path: str, names: TrainingNames) -> None:
+    def __init__(self, function: str, names: TrainingNames) -> None:
         self.function = function
-        self.path = path
         self.names = names.all
         self.steps = names.steps
         self.sites: dict[str, LoopSite] = {}
@@ -275,7 +271,7 @@ class _Marker(ast.NodeTransformer):
         self.generic_visit(node)
         inside, self.others[known:] = tuple(self.others[known:]), []
         nexts = tuple(dict.fromkeys(_nexts(node)))
-        self.sites[key] = LoopSite(key, self.path, node.lineno, outer, head, nexts, inside)
+        self.sites[key] = LoopSite(key, node.lineno, outer, head, nexts, inside)
         at = partial(ast.copy_location, old_node=node.iter)
         begun = at(ast.Call(at(ast.Name(BEGIN, ast.Load())), [at(ast.Constant(key))], []))
         node.iter = at(ast.Call(at(ast.Name(LOOP, ast.Load())), [begun, node.iter], []))

@@ -44,14 +44,13 @@ _IN_ITEM = 8  # steps in one item of a loop, more than there are optimizers in i
 
 @dataclass(frozen=True)
 class ResumedState:
-    """What a rank goes on from. `own`: the file is this rank's, and not rank 0's in place of it."""
+    """What a rank goes on from."""
 
     data: Mapping[str, Any]
     tensors: Mapping[str, Any]
     levels: Sequence[LoopLevel]
     counts: Mapping[str, int]
     setup: Mapping[str, Mapping[str, str]]
-    own: bool
 
 
 def records_before(plan: CheckpointPlan | None, rank: int) -> list[Event]:
@@ -76,7 +75,7 @@ def read_state(folder: Path, rank: int, store: StateStore) -> ResumedState:
         tensors.update(store.read(path.with_suffix("")))
     more = read_more(data, tensors, store)
     levels = [LoopLevel(**level) for level in more["levels"]]
-    return ResumedState(data, tensors, levels, more["counts"], more["setup"], own)
+    return ResumedState(data, tensors, levels, more["counts"], more["setup"])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_magics.backends.object_kinds import BaseKind, StateKind
 from tpu_magics.backends.protocols import Kind, Label, Undo
 from tpu_magics.launch.state import fingerprints
 from tpu_magics.launch.state.type_rules import PLAIN, TypeRule, rule_of
@@ -63,19 +64,6 @@ def all_same(left: Any, right: Any) -> bool:
 def only_atoms(values: Any) -> bool:
     """Whether all `values` are of ATOMS."""
     return ATOMS.issuperset(map(type, values))
-
-
-class BaseKind:
-    named = ""
-
-    def parts(self, value: Any) -> Iterator[tuple[Label, Any]]:  # noqa: ARG002
-        return iter(())
-
-    def pieces(self, content: Any) -> list[tuple[Label, Any]]:  # noqa: ARG002
-        return []  # it is pickled as a whole
-
-    def without(self, content: Any, mark: Any, labels: set[Any]) -> Any:  # noqa: ARG002
-        return None
 
 
 class _FieldsKind(BaseKind):
@@ -532,40 +520,6 @@ class CellKind(_VariableKind):
             del value.cell_contents
         else:
             value.cell_contents = item
-
-
-class StateKind(BaseKind):
-    """Objects whose whole state can be read and set: random generators, StringIO, BytesIO."""
-
-    def __init__(self, get: Callable[[Any], Any], put: Callable[[Any, Any], None]) -> None:
-        self._get = get
-        self._put = put
-
-    def mark(self, value: Any) -> Any:
-        return self._get(value)
-
-    def changed(self, value: Any, mark: Any) -> bool:
-        return not equal(self._get(value), mark)
-
-    def content(self, value: Any, mark: Any) -> Any:  # noqa: ARG002
-        return self._get(value)
-
-    def put(self, value: Any, content: Any) -> Undo:
-        old = self._get(value)
-        self._put(value, content)
-        return lambda: self._put(value, old)
-
-
-def equal(left: Any, right: Any) -> bool:
-    """Whether two states are equal: numbers, texts, arrays, and dicts and sequences of them."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, Mapping):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and (left == right if only_atoms(left) else all(map(equal, left, right)))
-    result = left == right
-    return bool(result.all()) if hasattr(result, "all") else bool(result)
 
 
 class ReportedKind(BaseKind):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from tpu_magics.backends.object_kinds import BaseKind
 from tpu_magics.backends.protocols import Kind, Label, StateAdapter
 from tpu_magics.launch.state import fingerprints, kinds, type_rules
 from tpu_magics.launch.state.kinds import ATOMS, ModuleKind, NamespaceEntry, ObjectKind
@@ -445,7 +446,7 @@ def _is_namespace(value: dict[Any, Any]) -> bool:
     return "__name__" in value and ("__builtins__" in value or "__spec__" in value)
 
 
-class _ChecksumKind(kinds.BaseKind):
+class _ChecksumKind(BaseKind):
     """A long container of plain data, compared by a checksum; its parts are not numbered."""
 
     def __init__(self, kind: Kind) -> None:

@@ -72,11 +72,7 @@ class ForkedStrategy(Strategy):
         models = object_graph.find_models(iter(request.items), current.backend.models.is_model)
         blockers = current.fork_blockers
         self._forks = not self._needs_processes(host)
-        preconditions.check(
-            preconditions.LaunchContext(
-                current.backend, host, blockers, request.items, models, request.source, self._forks
-            )
-        )
+        preconditions.check(preconditions.LaunchContext(current.backend, host, blockers, models, self._forks))
         if not self._forks:
             current.notebook.say(
                 f"The {current.backend.runtime} already runs in this notebook, started by {blockers.start}. So the "

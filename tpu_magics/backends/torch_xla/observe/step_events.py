@@ -202,11 +202,11 @@ class StepEvents:
         return max((self.steps - self.steps_at_run).values(), default=0)
 
     # -- notes ------------------------------------------------------------------------------------------------------
-    def on_upload(self, tensor: Any, name: str = "") -> None:
+    def on_upload(self, tensor: Any) -> None:
         key = id(tensor)
         self.arrivals = [one._replace(key=0) if one.key == key else one for one in self.arrivals]
         if len(self.arrivals) < _KEPT:
-            self.arrivals.append(Arrival(name, key, tensor.dtype, tensor.shape))
+            self.arrivals.append(Arrival("", key, tensor.dtype, tensor.shape))
 
     def on_batch(self, batch: Any) -> None:
         """An XLA loader returned a batch: the input of the step."""
