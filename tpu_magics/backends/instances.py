@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from itertools import compress
 from typing import Any
+
+MANY = 64  # classes; nn.Module has hundreds (0.5 s in get_referrers), torch.Tensor about 20
 
 
 def instances(kind: type) -> list[Any]:
-    """Those of this class and of classes derived from it that the garbage collector lists; not what was frozen before a
-    fork (launch/process.py).
+    """Those of this class, written in Python, and of classes derived from it that the garbage collector lists; not what
+    was frozen before a fork (launch/process.py). No code of theirs runs (isinstance() would run that of proxies).
 
-    The list of all objects exists for a moment only, and no code of others runs while it does (isinstance() would run
-    that of proxies): CPython raises SystemError in a thread that is filling a tuple if something else refers to the
-    tuple when it is done, and torch warns of a tensor that it frees while something refers to it.
+    An object refers to its class, so it is found without a list of all objects: while one exists, CPython 3.11 raises
+    SystemError in a thread that ends a tuple from a generator (`_PyTuple_Resize`), and torch warns of a tensor freed.
+    With many classes that would be slow, and the list is made.
     """
-    kinds = {id(one) for one in _with_derived(kind)}
-    living = gc.get_objects()
-    return list(compress(living, map(kinds.__contains__, map(id, map(type, living)))))
+    classes = list(_with_derived(kind))
+    kinds = set(map(id, classes))
+    living = gc.get_referrers(*classes) if len(classes) <= MANY else gc.get_objects()
+    return [one for one in living if id(type(one)) in kinds]
 
 
 def _with_derived(kind: type) -> Iterator[type]:

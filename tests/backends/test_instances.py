@@ -1,0 +1,59 @@
+"""What instances() finds, and what it does to other threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import NoReturn
+
+import pytest
+
+from tpu_magics.backends import instances
+
+
+class One:
+    pass
+
+
+class Derived(One):
+    pass
+
+
+class Proxy:
+    @property
+    def __class__(self) -> NoReturn:  # as a lazy object has it
+        raise AssertionError
+
+
+@pytest.mark.parametrize("many", [64, 0])
+def test_those_of_the_class_and_of_derived_ones_are_found(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "MANY", many)
+    kept = [One(), Derived(), Proxy(), One]
+    assert {id(one) for one in instances.instances(One)} == {id(one) for one in kept[:2]}
+    assert [type(one) for one in instances.instances(Derived)] == [Derived]
+
+
+def test_a_thread_that_fills_a_tuple_goes_on() -> None:
+    """With a list of all objects about one call in ten made it fail here."""
+    failed: list[SystemError] = []
+    done = threading.Event()
+
+    def fill() -> None:
+        while not done.is_set():
+            try:
+                tuple(number for number in range(15))
+            except SystemError as error:
+                failed.append(error)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=fill)
+    try:
+        sys.setswitchinterval(1e-5)
+        thread.start()
+        for _ in range(200):
+            instances.instances(One)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert not failed
