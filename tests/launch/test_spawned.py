@@ -120,28 +120,26 @@ def of_devices(tensors: dict[str, Any]) -> list[Any]:
     return found
 
 
+def plus_one(leaf: torch.Tensor) -> None:
+    assert leaf.grad is not None
+    leaf.grad += 1
+
+
 def with_tensors_on_the_device() -> None:
     """Views, gradients, hooks, what has a graph, and the state of an optimizer; there, and here afterwards."""
     base = torch.ones(2, device=framework.device())
     leaf = torch.ones(2, device=framework.device(), requires_grad=True)
     (leaf * 2).sum().backward()
+    leaf.register_hook(lambda gradient: gradient * 10)
+    leaf.register_post_accumulate_grad_hook(plus_one)
     optimizer = torch.optim.AdamW([leaf], lr=0.5)
     tensors = {"base": base, "view": base[:1], "leaf": leaf, "made": leaf.detach() * 4, "optimizer": optimizer}
     found = run(of_devices, tensors).value
-    assert found == [[6.0], [5.0, 5.0], [4.0, 4.0]], found
-    assert tensors["view"].tolist() == [6.0] and leaf.grad is not None and leaf.grad.tolist() == [5.0, 5.0]
+    assert found == [[6.0], [33.0, 33.0], [4.0, 4.0]], found
+    assert tensors["view"].tolist() == [6.0] and leaf.grad is not None and leaf.grad.tolist() == [33.0, 33.0]
     kept = optimizer.state[leaf]
     assert {kept[name].device.type for name in ("exp_avg", "exp_avg_sq")} == {framework.device().type}
     optimizer.step()
-    hooked = torch.ones(2, device=framework.device(), requires_grad=True)
-    hooked.register_hook(lambda gradient: gradient * 10)
-    assert run(of_hook, hooked).value == [30.0, 30.0]
-
-
-def of_hook(leaf: torch.Tensor) -> Any:
-    (leaf * 3).sum().backward()
-    assert leaf.grad is not None
-    return leaf.grad.tolist()
 
 
 def doubled(there: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from tpu_magics.backends.torch import notebook_devices, recreate
+from tpu_magics.backends.torch import notebook_devices, recreate, user_hooks
 from tpu_magics.backends.torch.tensor_transfer import on_device, to_cpu
 
 # Tensors in host memory that belong on a device: the object, how it is made there, and whether it needs gradients.
@@ -28,7 +28,7 @@ def reduced(value: Any) -> tuple[Any, ...] | None:
         return _of_optimizer(value)
     made = _of_device(value) if type(value) in (torch.Tensor, torch.nn.Parameter) and on_device(value) else None
     hooks, after = value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None)
-    gradient = value.grad if value.is_leaf else None
+    gradient = value.grad if user_hooks.is_leaf(value) else None
     if gradient is None and not hooks and not after:
         return made
     if made is None:
@@ -54,17 +54,21 @@ def _with_gradient(make: Callable[..., Any], args: tuple[Any, ...], gradient: An
     tensor = make(*args)
 
     def add() -> None:
-        tensor.grad = gradient
         if hooks:
             tensor._backward_hooks = OrderedDict(hooks)
         if after:
             tensor._post_accumulate_grad_hooks = OrderedDict(after)
-        RemovableHandle.next_id = max(RemovableHandle.next_id, *(number + 1 for number in (*hooks, *after)), 0)
 
-    if any(one is tensor or one is gradient for one, _, _ in _waiting):
-        _later.append(add)
-    else:
+    def add_all() -> None:
+        tensor.grad = gradient
         add()
+
+    RemovableHandle.next_id = max(RemovableHandle.next_id, *(number + 1 for number in (*hooks, *after)), 0)
+    if any(one is tensor or one is gradient for one, _, _ in _waiting):
+        add()  # it is compared before it is sent
+        _later.append(add_all)
+    else:
+        add_all()
     return tensor
 
 
