@@ -186,6 +186,9 @@ system_exit SystemExit:
   | sys.exit()
 system_exit SystemExit: 2 (x.py: error: unrecognized arguments: --lr)
   | refused: unrecognized arguments: --lr. | In [12], line 14 | parse_args([])
+system_exit SystemExit: 2 (x.py: error: unrecognized arguments: -n 2 --steps=3)
+  | script was refused: unrecognized arguments: -n 2 --steps=3. | belongs to the script
+  | before it: %tpu_train -n 2 --steps=3 script.py.
 system_exit SystemExit: 1 (while handling KeyError: 'x')
   | sys.exit(1). | line 14, in training_function), while handling KeyError: 'x', and ends
 system_exit SystemExit: no data found

@@ -394,6 +394,15 @@ def test_a_trace_that_was_ended_by_its_bound_counts_as_enough() -> None:
 # -- the function of the package --------------------------------------------------------------------------------------
 
 
+def test_keywords_that_are_missing_or_none_are_named() -> None:
+    with pytest.raises(TpuMagicsError, match=r"^tpu_magics.preflight needs target") as missing:
+        preflight(small)
+    assert "names of TPUs" in str(missing.value)
+    with pytest.raises(TpuMagicsError, match=r"has no option batch") as unknown:
+        preflight(small, target="v5e-1", batch=8)
+    assert "tpu_magics.preflight(f, ..., kwargs=dict(batch=...))" in str(unknown.value)
+
+
 def test_the_room_can_be_called_and_shows_the_functions_help() -> None:
     import tpu_magics
     import tpu_magics.preflight.targets

@@ -6,11 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 COLLECTIVE_TIMEOUT = 60.0  # seconds
 STEPS = 5  # the most steps to trace

@@ -401,8 +401,8 @@ class Kind(Protocol):
 
 
 class StateAdapter(Protocol):
-    """A framework's part. `rules`: the fields of a TypeRule
-    (launch/state/type_rules.py) by the full name of a type."""
+    """How the program's objects are compared. `rules`: the fields of a TypeRule (launch/state/type_rules.py) by the
+    full name of a type."""
 
     rules: Mapping[str, Mapping[str, Any]]
 

@@ -253,14 +253,24 @@ def given_options(cls: type = Options) -> list[tuple[Field[Any], Declared]]:
 
 def made_options(**given: Any) -> Options:
     """Options with values as people give them. Raises TpuMagicsError for a name that is none."""
-    for name in given:
-        if name not in {one.name for one in fields(Options)}:
-            raise TpuMagicsError(
-                f"tpu_magics.train has no option {name}.",
-                "Its keywords are options of the run, not arguments of the function.",
-                f"Pass keyword arguments of the function as a dict: tpu_magics.train(f, ..., kwargs=dict({name}=...))",
-            )
+    require_names(Options, "tpu_magics.train", given)
     return Options(**{**given, "spmd": spmd_option(given.get("spmd"))})
+
+
+def require_names(cls: type, function: str, given: Mapping[str, Any]) -> None:
+    """Raise TpuMagicsError for a keyword of `function` that is no option of the class, and for one that is missing."""
+    known = {one.name: one for one in fields(cls)}
+    for name in given:
+        if name not in known:
+            raise TpuMagicsError(
+                f"{function} has no option {name}.",
+                "Its keywords are its own options, not arguments of the function.",
+                f"Pass keyword arguments of the function as a dict: {function}(f, ..., kwargs=dict({name}=...))",
+            )
+    for name in (name for name, one in known.items() if one.default is one.default_factory is MISSING):
+        if name not in given:
+            doc = known[name].metadata["option"].doc
+            raise TpuMagicsError(f"{function} needs {name}.", f"{name}: {doc}.", f"{function}(f, ..., {name}=...)")
 
 
 def with_keywords(cls: type) -> Callable[[_Function], _Function]:

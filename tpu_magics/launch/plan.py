@@ -8,16 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpu_magics.backends.base import CheckpointPlan, WorkerOptions, WorkerSpec
 from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.host import Host, free_disk
 from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.options import Options
-
-if TYPE_CHECKING:
-    pass
 
 # Host memory of a worker without models, in bytes: its private memory after 30 steps of a small net on XLA:CPU with
 # torch 2.9, compiled programs included (median; docs/benchmarks.md, tests/benchmarks/bench_worker.py).

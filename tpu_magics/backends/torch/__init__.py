@@ -106,7 +106,9 @@ class TorchBackend:
         rebuild.rebuild(items, replicas)
 
     def failed_collective(self) -> BaseException | None:
-        return None
+        from tpu_magics.backends.torch.rehearsal import group
+
+        return group.failure()
 
 
 SHARED_MODULES = (

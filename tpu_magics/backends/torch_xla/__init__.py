@@ -74,11 +74,6 @@ class TorchXla(TorchBackend):
 
         return observe.finish()
 
-    def failed_collective(self) -> BaseException | None:
-        from tpu_magics.backends.torch_xla.rehearse import join
-
-        return join.failure()
-
 
 def _cannot_import(error: ImportError) -> TpuMagicsError:
     if isinstance(error, ModuleNotFoundError):

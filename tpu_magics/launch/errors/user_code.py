@@ -254,13 +254,12 @@ def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
         return None
     text, where = base.error_text(outcome), base.at(failure, outcome)
     refused = re.match(r"\d+ \(.*: error: (?P<what>.+)\)", base.one_line(text))
-    flags = {flag for _, declared in given_options() for flag in declared.flags}
-    ours = [word for word in re.findall(r"-[-\w]+", refused["what"]) if word in flags] if refused else []
-    if refused and ours and "unrecognized" in refused["what"]:
+    _, _, words = (refused["what"] if refused else "").partition("unrecognized arguments: ")
+    if refused and {word.partition("=")[0] for word in words.split()} & _flags():
         return Explanation(
             f"The command line of the script was refused: {refused['what'].rstrip('.')}.",
             "What stands behind a script's name belongs to the script.",
-            f"Write options of %tpu_train before it: %tpu_train {' '.join(ours)} script.py. {base.UNCHANGED}",
+            f"Write options of %tpu_train before it: %tpu_train {words.rstrip('.')} script.py. {base.UNCHANGED}",
         )
     if refused:
         return Explanation(
@@ -280,6 +279,11 @@ def system_exit(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
         )
     why, todo = _EXITS[_place_of_exit(base.user_line(failure, outcome))]
     return Explanation(f"Rank {outcome.rank} called sys.exit({said}).", f"It happened{where}{cause}, and {why}", todo)
+
+
+def _flags() -> set[str]:
+    """The options of %tpu_train."""
+    return {flag for _, declared in given_options() for flag in declared.flags}
 
 
 _EXIT_CODE = re.compile(r"-?\d*|True|False|None")

@@ -27,6 +27,18 @@ MESSAGE_BYTES = 240  # that a rank sends about its next collective
 _SHOWN = 3  # different collectives that an error lists
 
 
+_made: list[Group] = []
+
+
+def failure() -> BaseException | None:
+    """What ended a collective of this rank, in any thread; None if none failed. Waits for one that a thread is in."""
+    for group in _made:
+        with group.one:
+            if group.failed is not None:
+                return group.failed
+    return None
+
+
 class Group:
     """All ranks, as one of them sees them. `store`: where they find each other; `timeout`: seconds to wait in a
     collective; `address`: where the others reach this one."""
@@ -42,6 +54,7 @@ class Group:
         self.failed: BaseException | None = None  # of any thread
         self._store = store
         self._groups: dict[tuple[int, ...], Any] = {}
+        _made.append(self)
 
     @property
     def everyone(self) -> tuple[int, ...]:

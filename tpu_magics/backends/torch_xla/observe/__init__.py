@@ -83,13 +83,13 @@ def finish() -> bool:
     import torch_xla
     import torch_xla.core.xla_model as xm
 
+    from tpu_magics.backends.torch.rehearsal import group
     from tpu_magics.backends.torch_xla import trace
-    from tpu_magics.backends.torch_xla.rehearse import join
 
     tracer = trace.active()
     if tracer is not None:
         return tracer.finish()
-    if (broken := join.failure()) is not None:
+    if (broken := group.failure()) is not None:
         raise broken
     before = graphs_executed()
     torch_xla.sync()

@@ -35,14 +35,6 @@ def carried() -> tuple[int, float]:
     return (_joined[0].count, _joined[0].seconds) if _joined else (0, 0.0)
 
 
-def failure() -> BaseException | None:
-    """What ended a collective of this rank, in any thread; None if none failed. Waits for one that a thread is in."""
-    if not _joined:
-        return None
-    with _joined[0].one:
-        return _joined[0].failed
-
-
 # -- rank and world size ----------------------------------------------------------------------------------------------
 
 
