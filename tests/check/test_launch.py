@@ -201,6 +201,10 @@ def test_our_launcher_honours_what_torch_xla_refuses() -> None:
     assert codes("%load_ext tpu_magics", setup, f"%%tpu_train\n{launch}") == []
 
 
+def test_a_function_of_scripts_that_no_call_starts_is_nothing() -> None:
+    assert codes("def _mp_fn(index):\n    pass\n", "%%tpu_train\nb = 1") == []
+
+
 def test_what_comes_behind_the_launch_is_not_too_early() -> None:
     function = "def f():\n    pass\n"
     setup = "from accelerate import Accelerator, notebook_launcher\n"

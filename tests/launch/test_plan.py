@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from tests.launch.launching import error_of, fake_notebook, refused, run, said
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
 from tpu_magics.launch import plan, session
-from tpu_magics.launch.options import Options
+from tpu_magics.launch.options import Options, made_options
 from tpu_magics.launch.plan import Plan
 from tpu_magics.runs.reader import list_runs
 
@@ -227,11 +228,17 @@ def test_bytes_for_people() -> None:
     "options",
     [
         *({"processes": "2"}, {"processes": True}, {"processes": 1.5}, {"steps": 1.5}, {"timeout": "10s"}),
+        *({"preflight": 8}, {"tensorboard": 3}, {"save_every": 1.5}, {"spmd": "2"}),
         *({"background": "yes"}, {"keep_partial": "no"}, {"retries": "2"}, {"run_name": 5}, {"max_recompiles": "a"}),
     ],
     ids=str,
 )
 def test_a_keyword_of_another_type_is_named(options: dict[str, Any]) -> None:
     [(name, value)] = options.items()
-    error = error_of(Options(**options).check)
+    error = error_of(lambda: made_options(**options))
     assert f"{name}={value!r} is not valid." in error.what and "or omit it" in error.todo
+
+
+def test_numbers_of_numpy_and_names_that_are_near() -> None:
+    assert type(made_options(steps=np.int64(2)).steps) is int
+    assert "has no option stepz; did you mean steps?" in error_of(lambda: made_options(stepz=1)).what

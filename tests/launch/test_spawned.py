@@ -125,6 +125,25 @@ def plus_one(leaf: torch.Tensor) -> None:
     leaf.grad += 1
 
 
+def with_handles(weight: torch.Tensor, handle: Any, seen: list[int], loader: Any) -> int:
+    weight.sum().backward()
+    seen.append(handle.id)
+    handle.remove()
+    return len(list(loader))
+
+
+def that_refer_to_each_other() -> None:
+    """A handle has the dictionary of its tensor's hooks, and a hook has its tensor; a loader keeps processes."""
+    weight, seen = torch.ones(2, requires_grad=True), list[int]()
+    handle = weight.register_hook(lambda gradient: gradient * 3 + weight.detach() * 0)
+    data = torch.utils.data.TensorDataset(torch.ones(4, 2))
+    loader = torch.utils.data.DataLoader(data, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 4
+    assert run(with_handles, weight, handle, seen, loader).value == 4
+    assert weight.grad is not None and weight.grad.tolist() == [3.0, 3.0]
+    assert seen == [handle.id] and not weight._backward_hooks
+
+
 def with_tensors_on_the_device() -> None:
     """Views, gradients, hooks, what has a graph, and the state of an optimizer; there, and here afterwards."""
     base = torch.ones(2, device=framework.device())
@@ -175,7 +194,8 @@ def test_a_rehearsal_goes_on_where_the_notebook_has_started_the_runtime() -> Non
     # Not in a fork of this process: torch's OpenMP threads, which an earlier test may have started, are not in it.
     program = "from tests import framework\nfrom tests.launch import test_spawned\nframework.import_framework()\n"
     program += "framework.begin_notebook()\n"
-    program += "test_spawned.notebook_with_a_runtime()\ntest_spawned.with_tensors_on_the_device()"
+    for one in (notebook_with_a_runtime, with_tensors_on_the_device, that_refer_to_each_other):
+        program += f"test_spawned.{one.__name__}()\n"
     forks.run(framework.MODULES, program, cwd=forks.ROOT)
 
 

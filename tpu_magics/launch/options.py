@@ -6,6 +6,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,8 +28,8 @@ PRECISION_NAMES = ("fp32", "bf16", "bf16-downcast")
 @dataclass(frozen=True)
 class Declared:
     """How an option is given. `flags`: in a magic, () for none; `kind`: what its value is ("count", "seconds",
-    "targets", "size", "flag", "words", else text or one of `choices`); `help`: of the magic; `doc`: of the keyword, if
-    that differs ("-": there is none)."""
+    "targets", "size", "flag", "words", "interval", "path", else text or one of `choices`); `help`: of the magic;
+    `doc`: of the keyword, if that differs ("-": there is none)."""
 
     flags: tuple[str, ...]
     help: str
@@ -150,6 +152,7 @@ class Options:
     save_every: str | int | None = option(
         None,
         "--save-every",
+        kind="interval",
         metavar="T",
         help="save a checkpoint there every T: a time (90s, 5m, 1h) or a number of steps (default: 5m)",
     )
@@ -169,6 +172,7 @@ class Options:
     tensorboard: str | Path | None = option(  # noqa: RUF009
         None,
         "--tensorboard",
+        kind="path",
         metavar="DIR",
         help="write logged values, step times and compiles to DIR for TensorBoard while the run goes on",
         doc="a folder: write logged values, step times and compiles there for TensorBoard while the run goes on",
@@ -190,8 +194,6 @@ class Options:
 
     def check(self) -> None:
         """Raise TpuMagicsError for invalid values."""
-        for one, declared in given_options():
-            _require_type(one.name, getattr(self, one.name), declared, one.default)
         devices = self.spmd if self.spmd not in (NO_SPMD, ALL_DEVICES) else None
         for name, value in (("-n", self.processes), ("--steps", self.steps), ("--spmd", devices)):
             if value is not None and value < 1:
@@ -228,49 +230,61 @@ class Options:
                 check_choice(declared.flags[-1], getattr(self, one.name), declared.choices)
 
 
-_NUMBERS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "count": ((int,), "a whole number"),
-    "seconds": ((int, float), "a number of seconds"),
-}
-
-
-def _require_type(name: str, value: Any, declared: Declared, default: Any) -> None:
-    """Of keywords: a magic's words are read by its parser."""
-    wanted, words = _NUMBERS.get(declared.kind, ((str,), "a text"))
-    if isinstance(default, bool):
-        wanted, words = (bool,), "True or False"
-    elif declared.kind in ("targets", "flag") or name in ("save_every", "tensorboard"):
-        return  # they are checked where they are read
-    if value == default or (isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))):
-        return
-    raise TpuMagicsError(f"{name}={value!r} is not valid.", f"{name} is {words}.", f"Give {words}, or omit it.")
-
-
 def given_options(cls: type = Options) -> list[tuple[Field[Any], Declared]]:
     """The options that people give, in the order of the help."""
     return [(one, one.metadata["option"]) for one in fields(cls) if "option" in one.metadata]
 
 
 def made_options(**given: Any) -> Options:
-    """Options with values as people give them. Raises TpuMagicsError for a name that is none."""
-    require_names(Options, "tpu_magics.train", given)
-    return Options(**{**given, "spmd": spmd_option(given.get("spmd"))})
+    """Options with values as people give them. Raises TpuMagicsError for those that are not valid."""
+    found = checked(Options, "tpu_magics.train", given)
+    return Options(**{**found, "spmd": spmd_option(found.get("spmd"))})
 
 
-def require_names(cls: type, function: str, given: Mapping[str, Any]) -> None:
-    """Raise TpuMagicsError for a keyword of `function` that is no option of the class, and for one that is missing."""
+_TEXT: tuple[tuple[type, ...], str] = ((str,), "a text")
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "count": ((Integral,), "a whole number"),
+    "seconds": ((Real,), "a number of seconds"),
+    "flag": ((bool, Integral), "True, False or a number"),
+    "targets": ((str, Sequence), "the name of a TPU, or several"),
+    "words": ((str, Sequence), "a text, or several"),
+    "interval": ((str, Integral), "a time or a number of steps"),
+    "path": ((str, Path), "a folder"),
+}
+
+
+def checked(cls: type, function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that `function` was called with, as options of the class. Raises TpuMagicsError for a name that is
+    none, one that is missing, and a value of another type (a magic's words are read by its parser)."""
     known = {one.name: one for one in fields(cls)}
     for name in given:
         if name not in known:
+            near = get_close_matches(name, known, 1)
             raise TpuMagicsError(
-                f"{function} has no option {name}.",
+                f"{function} has no option {name}{f'; did you mean {near[0]}?' if near else '.'}",
                 "Its keywords are its own options, not arguments of the function.",
                 f"Pass keyword arguments of the function as a dict: {function}(f, ..., kwargs=dict({name}=...))",
             )
-    for name in (name for name, one in known.items() if one.default is one.default_factory is MISSING):
-        if name not in given:
-            doc = known[name].metadata["option"].doc
-            raise TpuMagicsError(f"{function} needs {name}.", f"{name}: {doc}.", f"{function}(f, ..., {name}=...)")
+    found = dict(given)
+    for one, declared in given_options(cls):
+        if one.default is MISSING and one.name not in given:
+            raise TpuMagicsError(
+                f"{function} needs {one.name}.", f"{one.name}: {declared.doc}.", f"{function}(f, ..., {one.name}=...)"
+            )
+        if one.name in given:
+            found[one.name] = _of_type(one, declared, given[one.name])
+    return found
+
+
+def _of_type(one: Field[Any], declared: Declared, value: Any) -> Any:
+    is_bool = isinstance(one.default, bool)
+    wanted, words = ((bool,), "True or False") if is_bool else _TYPES.get(declared.kind, _TEXT)
+    if value is one.default or value == one.default:
+        return value
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        text = f"{one.name}={value!r} is not valid."
+        raise TpuMagicsError(text, f"{one.name} is {words}.", f"Give {words}, or omit it.")
+    return value if isinstance(value, (bool, str)) or not isinstance(value, Integral) else int(value)
 
 
 def with_keywords(cls: type) -> Callable[[_Function], _Function]:

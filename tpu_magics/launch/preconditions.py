@@ -38,7 +38,7 @@ class ForkBlockers:
         return self.cells.get(state, _EARLIER)
 
 
-_EARLIER = "code that ran before tpu_magics was loaded"
+_EARLIER = "code that ran before tpu_magics was loaded, or by this cell"
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ def function_request(
 ) -> Request:
     """A request to train a function. `labels`: the ARGs as written; `launcher`: the launcher that was called with
     it."""
+    if not isinstance(kwargs or {}, Mapping):
+        raise TpuMagicsError(
+            f"kwargs={kwargs!r} is not valid.", "It is a dict of keyword arguments.", "For example: kwargs=dict(lr=0.1)"
+        )
     kwargs = dict(kwargs or {})
     arguments = check_function(function, args, kwargs, index_first)
     named = {label: arg for label, arg in zip(labels, args, strict=False) if label.isidentifier()}

@@ -27,7 +27,7 @@ from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs import events
 from tpu_magics.runs.events import Value
-from tpu_magics.runs.files import RunFiles, read_record
+from tpu_magics.runs.files import LIVE, RunFiles, read_record
 from tpu_magics.runs.frames import RunFrames
 from tpu_magics.runs.reader import Run, Tail
 from tpu_magics.runs.summary import RunSummary, loss_name
@@ -369,7 +369,8 @@ class TrainResult:
             raise TpuMagicsError(
                 f"The run {self.run.name!r} has no results: its status is {self.status}.",
                 "Results are loaded after a run has succeeded.",
-                "Wait for it with .wait(), or see its output: %tpu_logs",
+                f"{'Wait for it with .wait()' if self.status in LIVE else 'Run the cell again'}, or see its output: "
+                "%tpu_logs",
             )
         return self._results
 

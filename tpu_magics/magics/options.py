@@ -66,7 +66,7 @@ def add_option(parser: argparse.ArgumentParser, name: str, cls: type = Options, 
             "required": required,
         }
         more |= {"choices": declared.choices} if declared.choices else {}
-        more |= {"type": _KINDS[declared.kind]} if declared.kind else {}
+        more |= {"type": _KINDS[declared.kind]} if declared.kind in _KINDS else {}
     parser.add_argument(*declared.flags, **more)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_magics.backends.base import REMAT, STEPS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted, plural
 from tpu_magics.launch import session
-from tpu_magics.launch.options import NO_SPMD, Options, require_names
+from tpu_magics.launch.options import NO_SPMD, Options, checked
 from tpu_magics.launch.request import Request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
@@ -214,8 +214,7 @@ def preflight(
 
     Raises SearchInterrupted, with the results so far, where the user interrupts the search that `fit` asks for.
     """
-    require_names(PreflightOptions, "tpu_magics.preflight", given)
-    asked = PreflightOptions(**given)
+    asked = PreflightOptions(**checked(PreflightOptions, "tpu_magics.preflight", given))
     targets = parse_all(asked.target)
     options, processes, fit = asked.of_trace(), asked.processes, asked.fit
     _require_ranks(targets, processes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,8 @@ def reduced(value: Any) -> tuple[Any, ...] | None:
         return notebook_devices.reduced(value)
     if issubclass(type(value), torch.optim.Optimizer):
         return _of_optimizer(value)
+    if issubclass(type(value), torch.utils.data.DataLoader):
+        return _of_loader(value)
     made = _of_device(value) if type(value) in (torch.Tensor, torch.nn.Parameter) and on_device(value) else None
     hooks, after = value._backward_hooks, getattr(value, "_post_accumulate_grad_hooks", None)
     gradient = value.grad if user_hooks.is_leaf(value) else None
@@ -35,7 +36,7 @@ def reduced(value: Any) -> tuple[Any, ...] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that torch leaves out the hooks
             made = value.__reduce_ex__(5)[:2]
-    return _with_gradient, (*made, gradient, dict(hooks or {}), dict(after or {}))
+    return (*made[:2], (gradient, hooks, after), None, None, _add)
 
 
 def _of_device(value: Any) -> tuple[Any, ...]:
@@ -49,27 +50,28 @@ def _of_device(value: Any) -> tuple[Any, ...]:
     return _wait_for_device, (made, str(value.device), value.requires_grad)
 
 
-def _with_gradient(make: Callable[..., Any], args: tuple[Any, ...], gradient: Any, hooks: Any, after: Any) -> Any:
-    """A leaf with its gradient and hooks, which torch leaves out; a hook keeps its number, by which it is compared."""
-    tensor = make(*args)
+def _add(tensor: Any, more: tuple[Any, ...]) -> None:
+    """A leaf's gradient and hooks, which torch leaves out. The dictionaries of hooks are those that the handles of the
+    hooks refer to."""
+    gradient, hooks, after = more
 
-    def add() -> None:
-        if hooks:
-            tensor._backward_hooks = OrderedDict(hooks)
-        if after:
-            tensor._post_accumulate_grad_hooks = OrderedDict(after)
+    def add_hooks() -> None:
+        if hooks is not None:
+            tensor._backward_hooks = hooks
+        if after is not None:
+            tensor._post_accumulate_grad_hooks = after
 
     def add_all() -> None:
         tensor.grad = gradient
-        add()
+        add_hooks()
 
-    RemovableHandle.next_id = max(RemovableHandle.next_id, *(number + 1 for number in (*hooks, *after)), 0)
+    numbers = (*(hooks or ()), *(after or ()))
+    RemovableHandle.next_id = max(RemovableHandle.next_id, 0, *(number + 1 for number in numbers))
     if any(one is tensor or one is gradient for one, _, _ in _waiting):
-        add()  # it is compared before it is sent
+        add_hooks()  # it is compared before it is sent
         _later.append(add_all)
     else:
         add_all()
-    return tensor
 
 
 def _wait_for_device(tensor: Any, device: str, requires_grad: bool) -> Any:
@@ -97,6 +99,14 @@ def to_devices() -> None:
     for add in _later:
         add()
     _later.clear()
+
+
+def _of_loader(loader: Any) -> tuple[Any, ...] | None:
+    """Without the iterator that it keeps with persistent workers: those are processes of the notebook."""
+    if getattr(loader, "_iterator", None) is None:
+        return None
+    made = loader.__reduce_ex__(5)
+    return (*made[:2], {**made[2], "_iterator": None}, *made[3:]) if isinstance(made[2], dict) else None
 
 
 def _of_optimizer(optimizer: Any) -> tuple[Any, ...] | None:

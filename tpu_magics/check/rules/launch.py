@@ -518,13 +518,14 @@ class SpawnInNotebook(Rule):
         if not program.notebook:
             return
         for launch in _launches.launches(program):
-            if launch.kind in POSITIONS and not launch.ours and launch.function is not None and launch.ranks != 1:
+            if launch.kind in POSITIONS and not launch.ours and launch.ranks != 1:
                 yield from _started_anew(launch)
 
 
 def _started_anew(launch: _launches.LaunchSite) -> Iterator[Finding]:
     call = launch.call
-    assert call is not None and launch.function is not None
+    if call is None or launch.function is None:
+        return
     given = launch.argument("start_method", POSITIONS[launch.kind])
     if call.ctx.has_unknown_arguments(call.node) or (given is not None and call.ctx.constant(given) != "spawn"):
         return

@@ -91,7 +91,7 @@ class BundlePickler(cloudpickle.Pickler):
             # cloudpickle 3.1 writes "<dynamic-code>" for the file: the code would not be known as the user's.
             return marshal.loads, (marshal.dumps(value),)
         elif (torch := sys.modules.get("torch")) is not None and isinstance(
-            value, (torch.device, torch.Tensor, torch.optim.Optimizer)
+            value, (torch.device, torch.Tensor, torch.optim.Optimizer, torch.utils.data.DataLoader)
         ):
             from tpu_magics.backends.torch import sending
 

@@ -64,7 +64,7 @@ def require_pytorch(hosts: str) -> None:
         raise TpuMagicsError(
             "--hosts is for PyTorch/XLA only.",
             "TensorFlow trains in this notebook's own process, and a TPUStrategy connects to the TPU's hosts itself.",
-            "Use --tpu instead, or choose --framework torch.",
+            "Omit --hosts, or choose --framework torch.",
         )
 
 
