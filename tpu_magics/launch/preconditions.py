@@ -90,8 +90,9 @@ def no_accelerator(s: LaunchContext) -> None:
         cells = s.fork_blockers.cells
         if cells.get("runtime", cells.get("accelerator")) != cells.get("accelerator"):  # it found the runtime running
             raise TpuMagicsError(
-                f"{holder} was created in this notebook, by {cells.get('accelerator')}, on the device.",
-                f"The runtime ran already, started by {s.fork_blockers.start}. A worker cannot use this object.",
+                f"{holder} was created in this notebook, by {cells.get('accelerator')}.",
+                f"It is on the device: the runtime ran already, started by {s.fork_blockers.start}. "
+                "A worker cannot use this object.",
                 f"{RESTART}{s.fork_blockers.start.advice(s.backend.starts_it)}",
             )
         raise TpuMagicsError(
