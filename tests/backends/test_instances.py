@@ -6,8 +6,6 @@ import sys
 import threading
 from typing import NoReturn
 
-import pytest
-
 from tpu_magics.backends import instances
 
 
@@ -25,9 +23,7 @@ class Proxy:
         raise AssertionError
 
 
-@pytest.mark.parametrize("many", [64, 0])
-def test_those_of_the_class_and_of_derived_ones_are_found(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "MANY", many)
+def test_those_of_the_class_and_of_derived_ones_are_found() -> None:
     kept = [One(), Derived(), Proxy(), One]
     assert {id(one) for one in instances.instances(One)} == {id(one) for one in kept[:2]}
     assert [type(one) for one in instances.instances(Derived)] == [Derived]

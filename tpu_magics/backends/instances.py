@@ -1,26 +1,46 @@
-"""The objects of a kind that exist in this process."""
+"""The objects of a kind that exist in this process.
+
+While a list of all objects exists, CPython 3.11 raises SystemError in a thread that ends a tuple from a generator
+(`_PyTuple_Resize`), and torch warns of a tensor that is freed. The GIL goes to another thread between the instructions
+of Python's, so here a list of all lives and dies within one, list(): what that calls is written in C.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice, zip_longest
+from operator import itemgetter
 from typing import Any
 
-MANY = 64  # classes; nn.Module has hundreds (0.5 s in get_referrers), torch.Tensor about 20
+_IDENTITY = object.__hash__  # as id(), which calls audit hooks; a metaclass may have another hash
+Marks = Callable[[Iterator[Any]], Iterator[Any]]  # for each object whether it is wanted; what it gives calls only C
 
 
-def instances(kind: type) -> list[Any]:
+def instances(kind: type, marks: Marks | None = None) -> list[Any]:
     """Those of this class, written in Python, and of classes derived from it that the garbage collector lists; not what
     was frozen before a fork (launch/process.py). No code of theirs runs (isinstance() would run that of proxies).
+    `marks`: only those that it marks."""
+    kinds = set(map(_IDENTITY, _with_derived(kind)))
+    found = _marked(gc.get_objects, lambda each: map(kinds.__contains__, map(_IDENTITY, map(type, each))))
+    collects = gc.isenabled()
+    gc.disable()  # finalizers are written in Python
+    try:
+        return list(found if marks is None else _marked(partial(list, found), marks))
+    finally:
+        if collects:
+            gc.enable()
 
-    An object refers to its class, so it is found without a list of all objects: while one exists, CPython 3.11 raises
-    SystemError in a thread that ends a tuple from a generator (`_PyTuple_Resize`), and torch warns of a tensor freed.
-    With many classes that would be slow, and the list is made.
-    """
-    classes = list(_with_derived(kind))
-    kinds = set(map(id, classes))
-    living = gc.get_referrers(*classes) if len(classes) <= MANY else gc.get_objects()
-    return [one for one in living if id(type(one)) in kinds]
+
+def _marked(make: Callable[[], list[Any]], marks: Marks) -> Iterator[Any]:
+    """Those in a list that `marks` marks. The list is made for the first one; after the last, nothing has it: it may
+    have what holds it, and would stay until the next collection."""
+    held: list[list[Any]] = []
+    made: Iterator[Any] = filter(None, map(held.append, islice(iter(make, None), 1)))
+    each = chain(made, chain.from_iterable(held), iter(held.clear, None))
+    pairs = zip_longest(each, marks(chain.from_iterable(held)))  # it goes on until both have ended
+    return map(itemgetter(0), filter(itemgetter(1), pairs))
 
 
 def _with_derived(kind: type) -> Iterator[type]:

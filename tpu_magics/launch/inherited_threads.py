@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import io
 import logging.handlers
 import multiprocessing.pool
@@ -26,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.threads import begin_thread
 from tpu_magics.launch import object_graph
 from tpu_magics.launch.state.fingerprints import attributes
@@ -613,7 +613,7 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def _shut_down(items: Sequence[Any]) -> None:
-    _flush((*items, *gc.get_objects()))  # these are of this process: what it inherited is frozen (launch/process.py)
+    _flush((*items, *instances(io.IOBase.__mro__[1])))  # of this process: what it inherited is frozen (process.py)
     for thread in threading.enumerate():
         if _is_mlflows(thread):  # before the executors that it uses
             with suppress(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tpu_magics.backends.instances import instances
 from tpu_magics.backends.lowered import UnsupportedOp
 from tpu_magics.backends.tensorflow import lowering_errors
 from tpu_magics.backends.tensorflow.availability import no_tpu
@@ -156,7 +156,7 @@ def _graph(functions: list[str]) -> Any:
     try:
         from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 
-        made = {one.name.decode(): one.graph for one in gc.get_objects() if type(one) is AtomicFunction}
+        made = {one.name.decode(): one.graph for one in instances(AtomicFunction)}
     except (ImportError, AttributeError):
         made = {}
     return next((made[name] for name in functions if name in made), tf.Graph())

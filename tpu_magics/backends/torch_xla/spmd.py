@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_magics.backends.base import WorkerSpec
-from tpu_magics.backends.instances import instances
 from tpu_magics.backends.torch.worker import only_errors
 from tpu_magics.errors import TpuMagicsError
 
@@ -182,11 +181,9 @@ def parameters_on_device() -> Iterator[Any]:
     """
     import torch
 
-    from tpu_magics.backends.torch import tensor_transfer
+    from tpu_magics.backends.torch_xla.trace.live_tensors import outer_tensors
 
-    found = [one for one in instances(torch.Tensor) if isinstance(one, torch.nn.Parameter)]
-    found += [one for one in tensor_transfer.moved_tensors() if isinstance(one, torch.nn.Parameter)]
-    return iter([one for one in {id(one): one for one in found}.values() if one.is_xla])
+    return iter({id(one): one for one in outer_tensors() if isinstance(one, torch.nn.Parameter)}.values())
 
 
 def spread(parameters: Iterable[Any]) -> ShardingSummary:

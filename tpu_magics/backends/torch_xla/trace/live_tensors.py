@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,10 @@ def tensors() -> list[Any]:
     found = _by_id(map(inner, outer))
     if len(found) != alive():
         found |= _by_id(_in_storages(outer))
-    if len(found) != alive() and not _hooked:
-        saved = list(_saved(outer))
-        found |= _by_id([*map(inner, saved), *_in_storages(saved)])
+    for more in (_saved, _left_to_cpp):
+        if len(found) != alive():
+            others = list(more(outer))
+            found |= _by_id([*map(inner, others), *_in_storages(others)])
     return [found[number] for number in sorted(found)]
 
 
@@ -57,10 +59,10 @@ def watch_hooks() -> None:
 
 
 def outer_tensors() -> list[Any]:
-    """All tensors on the device that Python knows of."""
+    """All tensors on the device that something in Python refers to."""
     import torch
 
-    return [one for one in (*instances(torch.Tensor), *tensor_transfer.moved_tensors()) if one.is_xla]
+    return [one for one in (*instances(torch.Tensor, _owned), *tensor_transfer.moved_tensors()) if one.is_xla]
 
 
 def inner(tensor: Any) -> Any:
@@ -141,6 +143,33 @@ def _by_id(found: Iterable[Any]) -> dict[int, Any]:
     return {key: one for key, one in numbered if key is not None}
 
 
+# torch keeps the Python object of a tensor that only C++ still refers to: one that autograd saved, or the inner tensor
+# of a wrapper after somebody looked at it. C++ ends such a tensor without the GIL, also in another thread (a loader's
+# that drops a batch), and whoever then uses the object that was found in a list ends the tensor a second time.
+# `THPVariable` (torch/csrc/autograd/python_variable.h, torch 2.9.0) starts, after what every Python object has, with a
+# `c10::MaybeOwned` of the tensor, and that with whether it is only borrowed from C++.
+_BORROWED = object.__basicsize__
+
+
+def _borrowed(tensors: Iterator[Any]) -> Iterator[Any]:
+    return map(ctypes.c_bool.from_address, map(_BORROWED.__add__, map(id, tensors)))
+
+
+def _owned(tensors: Iterator[Any]) -> Iterator[bool]:
+    return map(operator.not_, _borrowed(tensors))
+
+
+def _left_to_cpp(_: object) -> Iterator[Any]:
+    """Those that nothing in Python refers to and that are not about to end. From here on Python keeps them."""
+    import torch
+
+    for one in instances(torch.Tensor, _borrowed):
+        if one._use_count():
+            one._fix_weakref()
+            if one.is_xla:
+                yield one
+
+
 def _gradients(found: Iterable[Any]) -> Iterator[Any]:
     """Python may not know of a gradient that C++ holds."""
     return (one.grad for one in found if one.requires_grad and _keeps_grad(one) and _has_grad(one))
@@ -175,8 +204,9 @@ def _in_storages(found: Iterable[Any]) -> Iterator[Any]:
 
 
 def _saved(found: Iterable[Any]) -> Iterator[Any]:
-    """What autograd saved for a backward pass that has not run: the graph of a loss that is still referenced."""
-    nodes = list(filter(None, map(_grad_fn, found)))
+    """What autograd saved for a backward pass that has not run: the graph of a loss that is still referenced. Without
+    what functions written in C++ saved (torch_xla's einsum)."""
+    nodes = [] if _hooked else list(filter(None, map(_grad_fn, found)))
     seen: set[Any] = set()
     while nodes:
         node = nodes.pop()
