@@ -143,7 +143,11 @@ REFUSED = [
     ("%%tpu_train a=1 2\ndef f(m): pass", "The positional ARG '2' follows a keyword ARG", "before the first key=value"),
     ("%%tpu_train 'a\ndef f(m): pass", "an unclosed quote '", "Close the quote"),
     ("%%tpu_train [1, 2\ndef f(m): pass", "an unclosed bracket", "Close the bracket"),
-    ("%%tpu_train 1\ndef f(): pass", "f() does not accept", "one ARG for each"),
+    (
+        "%%tpu_train 1\ndef f(): pass",
+        "f() does not accept",
+        "Give one for each parameter: %%tpu_train, or tpu_magics.train(f)",
+    ),
     ("%%tpu_train\ndef f(model, lr): pass", "missing a required argument: 'model'", "%%tpu_train model lr"),
     ("%%tpu_train\ndef f():\n    yield 1", "`f` is a generator function", "Change it to a normal function"),
     ("%%tpu_train\nasync def f():\n    pass", "`f` is an async function", "Change it to a normal function"),

@@ -117,10 +117,12 @@ def check_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
         bound = signature.bind(*((0,) if index_first else ()), *args, **kwargs)
     except TypeError as problem:
         given = f"{len(args)} positional" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        needed = _needed(signature)
+        call = f"tpu_magics.train({', '.join([name, *needed])})"
         raise TpuMagicsError(
             f"{name}{signature} does not accept these arguments: {problem}.",
             f"Given: {given}" + (", after the process index" if index_first else "") + ".",
-            f"Write one ARG for each parameter after the magic: %%tpu_train {' '.join(_needed(signature))}".rstrip(),
+            f"Give one for each parameter: %%tpu_train {' '.join(needed)}".rstrip() + f", or {call}",
         ) from None
     bound.apply_defaults()
     return dict(bound.arguments)
