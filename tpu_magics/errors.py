@@ -1,9 +1,10 @@
-"""The errors that users read: what happened, why, and what to do next, in that order."""
+"""The errors and problems that users read: what happened, why, and what to do next, in that order."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 WIDTH = 100  # columns of a shown error
 
@@ -77,3 +78,37 @@ class TrainingFailed(TpuMagicsError):
 
 class TrainingInterrupted(TrainingFailed, KeyboardInterrupt):
     """The person stopped the run. Also a KeyboardInterrupt, so that "run all" stops here."""
+
+
+# -- problems of a host -----------------------------------------------------------------------------------------------
+
+BROKEN = "broken"
+WARNING = "warning"
+
+VERSIONS = "versions"
+TPU = "tpu"
+IN_USE = "in use"
+ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True)
+class HostProblem:
+    """One problem of the host.
+
+    `about`: "versions", "tpu", "in use" or "environment"; `what`: what is wrong; `why`: why that matters, with the
+    values found; `command`: the one command that fixes it, as it is typed in a notebook ("" where no command can);
+    `then`: what to do after it, or instead of it, as an instruction; `state`: "broken" (training on this device will
+    fail) or "warning" (it may not do what is expected).
+    """
+
+    about: str
+    what: str
+    why: str
+    command: str = ""
+    then: str = ""
+    state: str = BROKEN
+
+    @property
+    def todo(self) -> str:
+        """The command and what follows it, in one sentence."""
+        return ", then ".join(part for part in (self.command, self.then) if part)

@@ -7,7 +7,8 @@ import platform
 
 import pytest
 
-from tpu_magics.host.versions import PACKAGES, has_other_libtpu, installed, judge
+from tpu_magics.backends.torch.versions import has_other_libtpu
+from tpu_magics.host.versions import PACKAGES, installed, judge
 
 from .fake_hosts import COLAB_TPU_VERSIONS, KAGGLE_TPU_VERSIONS, LOCAL_VERSIONS, TPU_VM_VERSIONS
 

@@ -10,10 +10,11 @@ import torch
 import torch_xla
 
 from tests.launch.launching import FakeNotebook, fake_notebook, refused, run, said
+from tpu_magics.backends import frameworks
 from tpu_magics.check.cells import CodeCell, cell_of, without_redefined
 from tpu_magics.check.rules.ranks import OptimizerStep
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, rule_check, session
+from tpu_magics.launch import rule_check, session
 from tpu_magics.runs.events import RuleFinding
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -168,14 +169,14 @@ def test_the_strategy_of_tpu_init_is_known() -> None:
 
 def test_what_only_tpu_init_imported_is_no_framework_of_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", sys)
-    monkeypatch.setattr(framework, "prepared", {framework.TORCH})
-    assert framework.choose_framework("auto", cells=["import tensorflow as tf"]) == framework.TENSORFLOW
+    monkeypatch.setattr(frameworks, "prepared", {"torch"})
+    assert frameworks.choose_framework("auto", cells=["import tensorflow as tf"]) == "tensorflow"
     for both in ("import torch", "from transformers import Trainer", "import numpy, torch_xla"):
         with pytest.raises(TpuMagicsError, match="unclear"):
-            framework.choose_framework("auto", cells=["import tensorflow as tf", both])
-    monkeypatch.setattr(framework, "prepared", set())
+            frameworks.choose_framework("auto", cells=["import tensorflow as tf", both])
+    monkeypatch.setattr(frameworks, "prepared", set())
     with pytest.raises(TpuMagicsError, match="unclear"):
-        framework.choose_framework("auto", cells=["import tensorflow as tf"])
+        frameworks.choose_framework("auto", cells=["import tensorflow as tf"])
 
 
 def test_a_script_that_was_given_an_xla_device_is_checked_as_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.launching import FakeNotebook, fake_notebook, run
-from tpu_magics.launch import framework as frameworks
+from tpu_magics.backends import frameworks
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
 
@@ -60,7 +60,7 @@ def test_the_notebook_is_a_plain_program_by_default(capsys: pytest.CaptureFixtur
 def test_the_session_imports_no_framework() -> None:
     code = """
 import sys
-from tpu_magics.launch import framework as frameworks
+from tpu_magics.backends import frameworks
 from tpu_magics.launch import session
 session.current.fork_blockers.record(session.current.backend, "In [1]")  # what the extension does after every cell
 assert session.current.fork_blockers.cells == {}
@@ -70,6 +70,9 @@ assert not {"torch", "torch_xla", "accelerate", "jax", "tensorflow", "psutil", "
 
 
 # -- torch_xla or TorchTPU --------------------------------------------------------------------------------------------
+
+
+TORCHES = ("torch_xla", "torch_tpu")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_what_is_installed_or_used_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frameworks, "_installed", lambda package: package in there)
-    for name in frameworks.TORCH_PACKAGES:
+    for name in TORCHES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in imported:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -116,8 +119,8 @@ def test_the_session_has_the_backend_that_was_chosen(monkeypatch: pytest.MonkeyP
 
 
 def test_what_no_cell_has_shown_yet_is_decided_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frameworks, "_installed", lambda package: package in frameworks.TORCH_PACKAGES)
-    for name in frameworks.TORCH_PACKAGES:
+    monkeypatch.setattr(frameworks, "_installed", lambda package: package in TORCHES)
+    for name in TORCHES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     fresh = session.Session(notebook=FakeNotebook())
     cells = fresh.notebook.namespace["In"] = ["", "%load_ext tpu_magics"]

@@ -208,6 +208,16 @@ class CheckedProgram:
         return self.looks_for_tpu or self._has_tensorflow_in_magics()
 
     @property
+    def has_tensorflow(self) -> bool:
+        """Whether TensorFlow or Keras is imported."""
+        return self.uses("tensorflow") or self.uses("keras")
+
+    @property
+    def is_tensorflows(self) -> bool:
+        """Whether TensorFlow trains, and not torch beside it."""
+        return self.tpu_tf or (self.uses("tensorflow") and not self.uses("torch"))
+
+    @property
     def looks_for_tpu(self) -> bool:
         """Whether the code itself makes TensorFlow find a TPU."""
         return bool(self.calls(*RESOLVERS, *STRATEGIES, "tensorflow.tpu.experimental."))
@@ -220,7 +230,7 @@ class CheckedProgram:
         return local and (bool(resolvers) or self._has_tensorflow_in_magics())
 
     def _has_tensorflow_in_magics(self) -> bool:
-        if not (self.uses("tensorflow") or self.uses("keras")):
+        if not self.has_tensorflow:
             return False
         here = [cell.magic for cell in self.cells]
         here += [magic.name for cell in self.cells for magic in cell.line_magics]

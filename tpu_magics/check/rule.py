@@ -30,6 +30,7 @@ GROUPS = {
     "tensorflow": "What TensorFlow needs on a TPU.",
     "migrate": "From torch_xla to TorchTPU: only with `--migrate`, or where it is selected.",
 }
+ARGUMENTS = ("launch", "precision", "trainer", "tensorflow")  # groups about what is passed
 
 _HEAD = """\
 # Rules

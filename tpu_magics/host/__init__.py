@@ -12,6 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.backends.torch.versions import has_other_libtpu
+from tpu_magics.backends.version_checks import Versions
+from tpu_magics.errors import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, HostProblem
 from tpu_magics.host.chips import (
     Chip,
     DeviceFile,
@@ -35,8 +38,7 @@ from tpu_magics.host.environments import (
     worker_changes,
 )
 from tpu_magics.host.memory import HostMemory, cpu_count, free_disk, host_memory
-from tpu_magics.host.problem import BROKEN, ENVIRONMENT, IN_USE, TPU, VERSIONS, WARNING, HostProblem
-from tpu_magics.host.versions import Versions, has_other_libtpu, installed, judge
+from tpu_magics.host.versions import installed, judge
 
 __all__ = [
     "BROKEN",

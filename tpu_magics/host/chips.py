@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_magics.errors import plural
+from tpu_magics.errors import TPU, HostProblem, plural
 from tpu_magics.host.memory import names, read
-from tpu_magics.host.problem import TPU, HostProblem
 
 GOOGLE = "0x1ae0"
 V2_OR_V3 = "0x0027"

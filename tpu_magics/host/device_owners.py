@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.errors import IN_USE, HostProblem
 from tpu_magics.host.memory import names, read
-from tpu_magics.host.problem import IN_USE, HostProblem
 
 LOCK = "tmp/libtpu_lockfile"
 COMMAND_LIMIT = 200

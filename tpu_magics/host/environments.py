@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.errors import plural
-from tpu_magics.host.problem import ENVIRONMENT, HostProblem
+from tpu_magics.errors import ENVIRONMENT, HostProblem, plural
 
 if TYPE_CHECKING:
     from tpu_magics.host import Host

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, hoist, object_graph
+from tpu_magics.launch import hoist, object_graph, used_packages
 from tpu_magics.launch.work import FunctionWork, Work
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def function_request(
         hoistable=function,
         arguments=arguments,
         source=_source(function),
-        packages=framework.packages_of_function(function),
+        packages=used_packages.packages_of_function(function),
         launcher=launcher,
     )
 

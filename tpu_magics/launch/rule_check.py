@@ -21,6 +21,7 @@ from tpu_magics.check.engine import walk
 from tpu_magics.check.finding import Finding
 from tpu_magics.check.inference.calls import LAUNCHERS
 from tpu_magics.check.program import RESOLVERS, STRATEGIES, CheckedProgram
+from tpu_magics.check.rule import ARGUMENTS
 from tpu_magics.check.syntax import RULE_FAILED
 from tpu_magics.errors import TpuMagicsError, plural
 from tpu_magics.launch import session
@@ -333,7 +334,7 @@ def _has_launch(evidence: ChecklistEvidence) -> bool:
 def _initialization(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Initialization and strategy present"
     program = evidence.program
-    if program.tpu_tf or (program.uses("tensorflow") and not program.uses("torch")):
+    if program.is_tensorflows:
         return _tensorflow_initialization(question, program)
     if _has_launch(evidence):
         return ChecklistItem(question, PASSED, "A cell launches the training; the launcher initializes each worker.")
@@ -372,7 +373,7 @@ def _scope(evidence: ChecklistEvidence) -> ChecklistItem:
 
 def _jit(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "jit_compile set correctly for a TPU"
-    if not evidence.program.uses("tensorflow") and not evidence.program.uses("keras"):
+    if not evidence.program.has_tensorflow:
         if not _has_training(evidence):
             return ChecklistItem(question, UNKNOWN, NO_TRAINING)
         return ChecklistItem(question, PASSED, "No TensorFlow in the cells; torch_xla compiles every graph anyway.")
@@ -391,16 +392,17 @@ def _jit(evidence: ChecklistEvidence) -> ChecklistItem:
 
 def _arguments(evidence: ChecklistEvidence) -> ChecklistItem:
     question = "Launch, precision and Trainer arguments valid for a TPU"
-    groups = ("launch", "precision", "trainer", "tensorflow")
     elsewhere = (*_SCOPE, *_JIT)
     findings = [
-        one for one in evidence.findings if one.group in groups and one.code not in elsewhere and not one.advice
+        one for one in evidence.findings if one.group in ARGUMENTS and one.code not in elsewhere and not one.advice
     ]
     if findings:
         return ChecklistItem(question, FAILED, _positions(findings))
     if not _has_training(evidence):
         return ChecklistItem(question, UNKNOWN, NO_TRAINING)
-    return ChecklistItem(question, PASSED, f"No finding of the groups {', '.join(groups)} in {_cell_count(evidence)}.")
+    return ChecklistItem(
+        question, PASSED, f"No finding of the groups {', '.join(ARGUMENTS)} in {_cell_count(evidence)}."
+    )
 
 
 _ITEMS: tuple[Callable[[ChecklistEvidence], ChecklistItem], ...] = (

@@ -10,27 +10,29 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import Placement
+from tpu_magics.backends.frameworks import (
+    AUTO,
+    CHOICES,
+    DEFAULT,
+    LOCAL,
+    TorchChoice,
+    choose_framework,
+    choose_torch,
+    new_backend,
+    new_local_backend,
+)
 from tpu_magics.backends.protocols import Backend, LocalBackend
+from tpu_magics.backends.torch_xla.import_guard import forbid_torch_xla
 from tpu_magics.checkpoints.store import tried_place
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, VariableChange, inspect_host, notebook_environment
 from tpu_magics.host.environments import ACCELERATOR_TYPE
 from tpu_magics.launch import preconditions, tee
-from tpu_magics.launch.framework import (
-    AUTO,
-    CHOICES,
-    TENSORFLOW,
-    TORCH,
-    TORCH_TPU,
-    TorchChoice,
-    choose_framework,
-    choose_torch,
-    packages_of_tree,
-)
 from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
 from tpu_magics.launch.options import Options, check_choice
 from tpu_magics.launch.plan import cache_folder, count_workers
-from tpu_magics.launch.preconditions import ForkBlockers, forbid_torch_xla
+from tpu_magics.launch.preconditions import ForkBlockers
+from tpu_magics.launch.used_packages import packages_of_tree
 
 if TYPE_CHECKING:
     from tpu_magics.launch.pods.pod import Pod
@@ -77,7 +79,7 @@ class Session:
     def backend(self) -> Backend:
         """The backend of forked workers; created at first use, does not import the framework yet."""
         if self._backend is None or self._backend.name != self.torch.package:
-            self._backend = _make_backend(self.torch.package)
+            self._backend = new_backend(self.torch.package)
         return self._backend
 
     @property
@@ -91,9 +93,7 @@ class Session:
     def local(self) -> LocalBackend:
         """The backend that trains in this process; created at first use, does not import the framework yet."""
         if self._local is None:
-            from tpu_magics.backends.tensorflow import TensorFlow
-
-            self._local = TensorFlow()
+            self._local = new_local_backend()
         return self._local
 
     def is_local(
@@ -102,20 +102,20 @@ class Session:
         """Whether a run trains in this process, by --framework, the models among `items`, the packages that its code
         names, and the imported frameworks. `launcher`: a launcher of PyTorch was called."""
         if self.framework != AUTO:
-            return self.framework == TENSORFLOW
-        kinds = {TENSORFLOW for _, value in items if self.local.is_model(value)}
-        kinds |= {TORCH for _, value in items if self.backend.models.is_model(value)}
+            return self.framework == LOCAL.name
+        kinds = {LOCAL.name for _, value in items if self.local.is_model(value)}
+        kinds |= {DEFAULT.name for _, value in items if self.backend.models.is_model(value)}
         if launcher and not kinds:
             return False
         cells = map(str, self.notebook.namespace.get("In", ()))
-        return choose_framework(self.framework, kinds, packages, cells) == TENSORFLOW
+        return choose_framework(self.framework, kinds, packages, cells) == LOCAL.name
 
     def place(self, anew: bool = False) -> Placement:
         """Import the framework, connect it to its devices, and return where this process trains. The first time, and if
         `anew`, inspect the host, show notes, and define `strategy` in the notebook unless it exists."""
         known = self.placed is not None and not anew
         if not known:
-            self.host = inspect_host(framework=TENSORFLOW)
+            self.host = inspect_host(framework=LOCAL.name)
         with tee.filtered():
             if not known:
                 self.local.prepare()
@@ -174,16 +174,6 @@ class Session:
                 "It was started with --background.",
                 f"Wait for it with {self.active_run.options.output}.wait(), or stop it with %tpu_stop {name}",
             )
-
-
-def _make_backend(package: str) -> Backend:
-    if package == TORCH_TPU:
-        from tpu_magics.backends.torch_tpu import TorchTpu
-
-        return TorchTpu()
-    from tpu_magics.backends.torch_xla import TorchXla
-
-    return TorchXla()
 
 
 current = Session()

@@ -10,15 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpu_magics.backends.frameworks import LOCAL
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted, plural
 from tpu_magics.launch import cell, hoist, object_graph, process, results, rule_check, session
-from tpu_magics.launch.framework import TENSORFLOW, calls_use_spmd, packages_of_code, packages_of_tree
 from tpu_magics.launch.options import ALL_DEVICES, Options, made_options
 from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.results import TrainResult
 from tpu_magics.launch.run import Strategy, prepare
 from tpu_magics.launch.strategies.forked import ForkedStrategy
 from tpu_magics.launch.strategies.in_process import InProcessStrategy
+from tpu_magics.launch.used_packages import calls_use_spmd, packages_of_code, packages_of_tree
 from tpu_magics.launch.work import ScriptWork, Work, statements_work
 from tpu_magics.runs.events import End, only
 from tpu_magics.runs.files import read_regular, working_folder
@@ -297,7 +298,7 @@ def _start_call(
 def _supported_processes(requested: Any, options: Options) -> int | None:
     """The number of processes that a launcher call requests, if this host supports it; else the host's own number, with
     a message."""
-    if options.processes is not None or requested is None or session.current.framework == TENSORFLOW:
+    if options.processes is not None or requested is None or session.current.framework == LOCAL.name:
         return options.processes  # TensorFlow rejects the whole call
     if options.spmd is not None:
         session.current.notebook.say(

@@ -11,7 +11,7 @@ import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tpu_magics.backends import tensorflow
+from tpu_magics.backends.tensorflow import is_step
 from tpu_magics.check.cells import CodeCell
 from tpu_magics.check.finding import Finding
 from tpu_magics.errors import TpuMagicsError
@@ -72,7 +72,7 @@ def check_call(
 ) -> None:
     """Raise TpuMagicsError where `function` does not take these arguments. `written`: the call to suggest, with {} for
     its arguments. TensorFlow's steps are not checked here: a Dataset is passed for one of its elements."""
-    if not callable(function) or tensorflow.is_step(function, tuple(args), kwargs):
+    if not callable(function) or is_step(function, tuple(args), kwargs):
         return
     try:
         signature = inspect.signature(function)

@@ -53,10 +53,10 @@ def _python(shell: bool) -> str:
 
 def _framework(asked: str) -> str:
     """The framework of the cells; torch where that is unknown."""
-    from tpu_magics.launch.framework import AUTO, TORCH, choose_framework, imported
+    from tpu_magics.backends.frameworks import AUTO, DEFAULT, choose_framework, imported
 
     if asked == AUTO and len(imported()) > 1:
-        return TORCH
+        return DEFAULT.name
     return choose_framework(asked)
 
 

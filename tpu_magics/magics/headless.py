@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from tpu_magics.backends.frameworks import TRAINING_METHODS
 from tpu_magics.backends.torch.post_import import PostImport
 from tpu_magics.check.cells import CodeCell, NotANotebook, cell_of, read_notebook
 from tpu_magics.errors import TpuMagicsError
@@ -190,8 +191,6 @@ def last_line(error: BaseException) -> str:
 # -- trainings that are skipped ---------------------------------------------------------------------------------------
 
 
-# Methods, by module and path in it; read in transformers 5.23 and Keras 3.
-METHODS = {"transformers.trainer": ("Trainer.train",), "keras": ("Model.fit", "Model.evaluate", "Model.predict")}
 # Preflights in cells: they take minutes as well, and are not the one of this command.
 PREFLIGHTS = ("tpu_magics.magics.preflight.run", "tpu_magics.magics.preflight.preflight")
 
@@ -246,7 +245,7 @@ class TrainingStubs:
         for name, kind in LAUNCHERS.items():
             module, _, attribute = name.rpartition(".")
             found.setdefault(module, {})[attribute] = self._launcher(kind)
-        for module, paths in METHODS.items():
+        for module, paths in TRAINING_METHODS.items():
             found.setdefault(module, {}).update({path: self._method(path) for path in paths})
         for name in PREFLIGHTS:
             module, _, attribute = name.rpartition(".")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 
+from tpu_magics.backends import frameworks
+from tpu_magics.backends.torch_xla.import_guard import require_alone
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host
-from tpu_magics.launch import framework as frameworks
 from tpu_magics.launch import session, tee
-from tpu_magics.launch.preconditions import require_alone
 from tpu_magics.magics.display import show_table
 from tpu_magics.magics.lab import say_hello
 from tpu_magics.magics.pod import rehearsed_slice, wanted_slice
@@ -47,11 +47,11 @@ def initialise(
         print(f"tpu_magics: {session.cache_text(host)}", flush=True)
     package = current.torch.package
     if host.versions.get(package):
-        if package not in sys.modules and "tensorflow" not in sys.modules:
+        if package not in sys.modules and not frameworks.LOCAL.is_imported:
             print(f"tpu_magics: importing {package} now, so that the first run starts faster ...", flush=True)
         try:
             require_alone()
-            frameworks.prepared.update({frameworks.TORCH} - frameworks.imported())
+            frameworks.prepared.update({frameworks.DEFAULT.name} - frameworks.imported())
             handlers = list(logging.root.handlers)
             with tee.filtered():
                 current.backend.prepare()

@@ -8,6 +8,7 @@ from dataclasses import MISSING
 from functools import partial
 from typing import Any, NoReturn
 
+from tpu_magics.backends.frameworks import AUTO, CHOICES
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch.options import Options, given_options
 from tpu_magics.magics.parser import (
@@ -92,8 +93,8 @@ def init_parser() -> MagicParser:
     )
     parser.add_argument(
         "--framework",
-        choices=("auto", "torch", "tensorflow"),
-        default="auto",
+        choices=CHOICES,
+        default=AUTO,
         help="the framework of the cells (default: auto, the one that the notebook has imported)",
     )
     parser.add_argument("--tpu", type=_refuse_tpu, help=argparse.SUPPRESS)

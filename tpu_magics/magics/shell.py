@@ -23,12 +23,12 @@ class UnrecordedCells:
 
 def load(shell: Any) -> None:
     """Register the magics and the shell's events (idempotent). Imports no framework."""
-    from tpu_magics.launch.framework import TORCH_TPU, choose_torch
-    from tpu_magics.launch.preconditions import forbid_torch_xla
+    from tpu_magics.backends.frameworks import FRAMEWORKS, choose_torch
+    from tpu_magics.backends.torch_xla.import_guard import forbid_torch_xla
 
     unload(shell)
     forbid_torch_xla()
-    if choose_torch().package == TORCH_TPU:  # else the next backward() on the CPU may start its runtime, or hang
+    if FRAMEWORKS[choose_torch().package].at_load:
         from tpu_magics.launch import session
 
         session.current.backend.prepare_notebook()
@@ -44,7 +44,7 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Remove the magics and the events. A run in the background continues."""
-    from tpu_magics.launch.preconditions import allow_torch_xla
+    from tpu_magics.backends.torch_xla.import_guard import allow_torch_xla
 
     lab.unload(shell)
     allow_torch_xla()
@@ -103,8 +103,7 @@ class Listener:
         """The weights of a background run are loaded between cells, when nothing reads them."""
         import sys
 
-        if "keras" in sys.modules:
-            keras_settings.record_compile_calls()
+        keras_settings.record_compile_calls()
         if info is not None and not info.silent:
             UnrecordedCells.now = not info.store_history
             if UnrecordedCells.now:

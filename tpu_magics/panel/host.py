@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from tpu_magics.backends.base import DEFAULT, TPU_LOCAL, Placement
+from tpu_magics.backends.frameworks import FAMILIES, TorchChoice
 from tpu_magics.errors import plural
 from tpu_magics.host import (
     BROKEN,
@@ -19,25 +20,11 @@ from tpu_magics.host import (
 )
 from tpu_magics.host.device_owners import DeviceOwner
 from tpu_magics.host.environments import ACCELERATOR_TYPE
-from tpu_magics.launch.framework import TORCH_TPU, TorchChoice
 from tpu_magics.launch.pods.pod import Pod
 from tpu_magics.panel import protocol
 from tpu_magics.panel.table import Row, Table
 
 NOTEBOOK = ("python", "ipython", "ipykernel", "ipywidgets")
-FRAMEWORK = (
-    "torch",
-    "torch_xla",
-    "torch_tpu",
-    "libtpu",
-    "accelerate",
-    "transformers",
-    "jax",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
-)
-TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "keras", "libtpu", "transformers")
 _CALLED = {
     DEFAULT: "the default strategy (no TPU)",
     TPU_LOCAL: "TPUStrategy, on the TPU of this host",
@@ -192,9 +179,12 @@ def _versions(host: Host, names: tuple[str, ...]) -> str:
 
 def _framework(host: Host, chosen: TorchChoice | None) -> str:
     fits = _state(host, VERSIONS) == "ok"
-    names = FRAMEWORK if host.framework == "torch" else TENSORFLOW
-    trains = f"Cells train with {chosen.package}: {chosen.reason}.\n" if chosen and host.versions.get(TORCH_TPU) else ""
-    return f"{_versions(host, names)}\n{trains}{'Versions are compatible.' if fits else 'See the problems below.'}"
+    family = FAMILIES[host.framework]
+    to_choose = any(host.versions.get(one.name) for one in family.members if one.comes_along)
+    trains = f"Cells train with {chosen.package}: {chosen.reason}.\n" if chosen and to_choose else ""
+    return (
+        f"{_versions(host, family.shown)}\n{trains}{'Versions are compatible.' if fits else 'See the problems below.'}"
+    )
 
 
 def _memory(host: Host) -> str:

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.frameworks import FRAMEWORKS
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host.chips import find_chips
@@ -355,4 +356,8 @@ def _needed_here(packages: Sequence[str]) -> str:
 
 def _trains_here(packages: Sequence[str]) -> bool:
     """Whether newer ones would take this host's TPU away from torch_xla; in folders of their own they take nothing."""
-    return not packages and bool(find_chips(HOST_ROOT)) and bool(_version("torch_xla", ()))
+    return (
+        not packages
+        and bool(find_chips(HOST_ROOT))
+        and any(_version(one.name, ()) for one in FRAMEWORKS.values() if one.libtpu)
+    )

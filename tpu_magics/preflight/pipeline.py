@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpu_magics.backends.base import STEPS
+from tpu_magics.backends.frameworks import FRAMEWORKS
 from tpu_magics.backends.lowered import NUMBERED, TRACED
+from tpu_magics.backends.tensorflow import is_step
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import session
 from tpu_magics.launch.options import Options
@@ -193,7 +194,7 @@ class PreflightPipeline:
     def traced(self, target: Target) -> TraceResult:
         """The trace for that target; targets with the same number of ranks share one."""
         key: tuple[int, int | None] = (self.processes or target.ranks, None)
-        if self.framework == "tensorflow":
+        if FRAMEWORKS[self.framework].one_program:
             key = (1, None)  # TensorFlow's program is that of one replica
         elif self.spmd:
             key = (1, target.devices)
@@ -209,7 +210,7 @@ class PreflightPipeline:
 
     def compiled(self, graphs: Sequence[LoweredGraph], target: Target) -> list[CompileResult]:
         """What the compiler says of these graphs."""
-        flags = torch_xla_flags(target) if self.framework == "torch_xla" else ()
+        flags = torch_xla_flags(target) if FRAMEWORKS[self.framework].flags else ()
         return compile_graphs(
             graphs, target, store=self.store, on_progress=self.callbacks.progress, packages=self.packages, flags=flags
         )
@@ -231,20 +232,16 @@ class TrainingCall:
     @property
     def framework(self) -> str:
         """As in PreflightPipeline."""
-        return "tensorflow" if self.is_tensorflows else session.current.backend.name
+        return (session.current.local if self.is_tensorflows else session.current.backend).name
 
     @property
     def can_change_models(self) -> bool:
         """Whether models can be changed, and sharded, while it is traced."""
-        return self.framework == "torch_xla"
+        return FRAMEWORKS[self.framework].changes_models
 
     @property
     def is_tensorflows(self) -> bool:
-        if not any(name in sys.modules for name in ("tensorflow", "keras")):
-            return False
-        from tpu_magics.backends import tensorflow
-
-        return tensorflow.is_step(self.function, self.args, self.kwargs)
+        return is_step(self.function, self.args, self.kwargs)
 
     def lowering(self, options: Options) -> Callable[[int, int | None], TraceResult]:
         """(ranks, devices of an SPMD worker) -> the graphs of this call. Raises TpuMagicsError where the function does

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tpu_magics.backends.base import REMAT, STEPS
+from tpu_magics.backends.frameworks import FRAMEWORKS
 from tpu_magics.errors import TpuMagicsError, TrainingInterrupted, plural
 from tpu_magics.launch import session
 from tpu_magics.launch.options import NO_SPMD, Options, checked
@@ -361,7 +362,7 @@ def _searched(call: TrainingCall, targets: Sequence[Target], settings: _Settings
     size = Size.of(name, call.function, call.args, call.kwargs, session.current.notebook.namespace)
     first = pipeline.traced(targets[0])
     require_steps(f"{size.name} = {size.now}", first, settings.options.steps or STEPS)
-    if pipeline.framework == "tensorflow":
+    if FRAMEWORKS[pipeline.framework].one_program:
         require_change(size, call, first, lambda other: settings.pipeline(other).traced(targets[0]))
     start = _with_note(Preflight(call.name, tuple(pipeline.result(one) for one in targets)))
     probe = SearchProbe(size, call, start, settings.pipeline)
@@ -466,9 +467,9 @@ def preflight_check(
 
         with callbacks() as calls, interruptible():
             alone = 1 if options.processes == 1 else None
-            framework = session.current.backend.name if request.program is None else "tensorflow"
+            backend = session.current.backend if request.program is None else session.current.local
             pipeline = PreflightPipeline(
-                request.name, lower, trains_spmd(options), alone, Store(default_folder()), (), calls, framework
+                request.name, lower, trains_spmd(options), alone, Store(default_folder()), (), calls, backend.name
             )
             found = Preflight(request.name, tuple(pipeline.result(one) for one in targets))
             note(request.name, found.results)

@@ -24,9 +24,8 @@ from tests.backends.tensorflow import fake_tpu_resolver as fake
 from tests.host import fake_hosts
 from tpu_magics.backends.base import Placement
 from tpu_magics.backends.tensorflow import keras_settings, runtime
-from tpu_magics.errors import TpuMagicsError
+from tpu_magics.errors import HostProblem, TpuMagicsError
 from tpu_magics.host import inspect_host
-from tpu_magics.host.problem import HostProblem
 
 fake.logical_cpus()
 

@@ -67,7 +67,10 @@ def test_a_thread_that_drops_a_batch_goes_on() -> None:
         (False, "(kept * weight).sum()"),
         (True, "(kept * weight).sum()"),  # a hook forbids to ask autograd
         (False, "(kept.unsqueeze(0) @ weight.unsqueeze(1)).sum()"),
-        (False, "torch.einsum('i,j->ij', kept + 1, kept - 1).sum()"),  # what torch_xla's own function saved, nobody can ask
+        (
+            False,
+            "torch.einsum('i,j->ij', kept + 1, kept - 1).sum()",
+        ),  # saved by torch_xla's own function, in C++
     ],
 )
 def test_what_only_cpp_refers_to_is_found(hooked: bool, expression: str) -> None:

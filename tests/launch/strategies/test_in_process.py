@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests import overlay
+from tpu_magics.backends import frameworks
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import framework, preconditions
+from tpu_magics.launch import preconditions, used_packages
 from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import in_process
 
@@ -248,29 +249,29 @@ def test_a_model_from_outside_the_scope_is_refused_by_name(found: dict[str, Any]
     ],
 )
 def test_the_framework_is_chosen(asked: str, models: list[str], packages: list[str], chosen: str) -> None:
-    assert framework.choose_framework(asked, models, packages) == chosen
+    assert frameworks.choose_framework(asked, models, packages) == chosen
 
 
 def test_where_nothing_tells_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framework, "imported", lambda: {"torch", "tensorflow"})
+    monkeypatch.setattr(frameworks, "imported", lambda: {"torch", "tensorflow"})
     with pytest.raises(TpuMagicsError, match="It is unclear whether") as caught:
-        framework.choose_framework("auto")
+        frameworks.choose_framework("auto")
     assert "--framework tensorflow" in caught.value.todo
-    monkeypatch.setattr(framework, "imported", lambda: {"tensorflow"})
-    assert framework.choose_framework("auto") == "tensorflow"
+    monkeypatch.setattr(frameworks, "imported", lambda: {"tensorflow"})
+    assert frameworks.choose_framework("auto") == "tensorflow"
 
 
 def test_packages_are_read_from_code() -> None:
     tree = ast.parse("import numpy as np\nfrom keras.layers import Dense\ndef f():\n    import tensorflow.data\n")
-    assert framework.packages_of_tree(tree) == {"numpy", "keras", "tensorflow"}
+    assert used_packages.packages_of_tree(tree) == {"numpy", "keras", "tensorflow"}
 
     def function() -> object:
         import tensorflow as tf
 
         return tf
 
-    assert "tensorflow" in framework.packages_of_function(function)
-    assert "json" in framework.packages_of_function(json.dumps)
+    assert "tensorflow" in used_packages.packages_of_function(function)
+    assert "json" in used_packages.packages_of_function(json.dumps)
 
 
 @pytest.mark.parametrize("options", [Options(jit="keep")])

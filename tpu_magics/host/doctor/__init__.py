@@ -31,7 +31,7 @@ Group = Callable[[HostFacts], Iterator[Check]]
 
 GROUPS: tuple[tuple[str, Group], ...] = (
     (packages.PACKAGES, packages.package_checks),
-    (packages.FRAMEWORKS, packages.framework_checks),
+    (packages.FRAMEWORK_VERSIONS, packages.framework_checks),
     (packages.LIBTPU, packages.libtpu_checks),
     (machine.DEVICES, machine.device_checks),
     (machine.IN_USE_BY, machine.owner_checks),

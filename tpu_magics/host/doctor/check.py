@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tpu_magics.errors import BROKEN, WARNING, HostProblem
 from tpu_magics.host.device_owners import find_owners
-from tpu_magics.host.problem import BROKEN, WARNING, HostProblem
 
 __all__ = ["BROKEN", "NOT_AVAILABLE", "OK", "STATES", "WARNING", "Check", "from_problem", "from_problems"]
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpu_magics.backends.version_checks import Versions
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, inspect_host
-from tpu_magics.host.versions import PACKAGES, Versions, version_of
+from tpu_magics.host.versions import PACKAGES, version_of
 
 METADATA_SERVER = ("169.254.169.254", 80)  # the same in all of Google's cloud; link-local: it leaves no network
 METADATA_SECONDS = 1.5  # for everything: connecting, asking, reading

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpu_magics.errors import TpuMagicsError, plural
+from tpu_magics.errors import TPU, TpuMagicsError, plural
 from tpu_magics.host.chips import judge_chip_kinds, judge_files
 from tpu_magics.host.device_owners import LOCK, DeviceOwners, find_owners, judge_in_use, judge_lock
 from tpu_magics.host.doctor.check import (
@@ -23,7 +23,6 @@ from tpu_magics.host.doctor.check import (
 )
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.facts import HostFacts
-from tpu_magics.host.problem import TPU
 
 DEVICES = "Devices and permissions"
 CONTAINERS = "a container's device rules show only when a device is opened, which this check does not do"

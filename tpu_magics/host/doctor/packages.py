@@ -14,20 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tpu_magics import __version__
+from tpu_magics.backends.frameworks import FAMILIES, FRAMEWORKS
+from tpu_magics.backends.torch.versions import has_other_libtpu
+from tpu_magics.backends.version_checks import release
 from tpu_magics.host.chips import TPU7X
 from tpu_magics.host.doctor.check import BROKEN, NOT_AVAILABLE, OK, WARNING, Check, VariableFix, from_problems
 from tpu_magics.host.doctor.commands import change
 from tpu_magics.host.doctor.facts import HostFacts
 from tpu_magics.host.memory import read
-from tpu_magics.host.versions import (
-    TENSORFLOWS,
-    has_other_libtpu,
-    judge_framework,
-    judge_ipython,
-    judge_ipywidgets,
-    judge_libtpu,
-    release,
-)
+from tpu_magics.host.versions import judge_framework, judge_ipython, judge_ipywidgets, judge_libtpu
 
 PACKAGES = "Python and packages"
 OLDEST = (3, 10)
@@ -89,7 +84,7 @@ def _needed(facts: HostFacts) -> Check:
 
 def _installed(facts: HostFacts, module: str) -> str | None:
     """The version of the package that brings the module: tensorflow's has three names."""
-    packages = TENSORFLOWS if module == "tensorflow" else (module,)
+    packages = FRAMEWORKS[module].packages if module in FRAMEWORKS else (module,)
     return next((found for name in packages if (found := facts.versions.get(name))), None)
 
 
@@ -116,21 +111,19 @@ def _changed(facts: HostFacts) -> Check:
 
 # -- framework versions -----------------------------------------------------------------------------------------------
 
-FRAMEWORKS = "Framework versions"
-_TORCH = ("torch", "torch_xla", "torch_tpu")
+FRAMEWORK_VERSIONS = "Framework versions"
 _OLDEST_ACCELERATE = (1, 10)
 
 
 def framework_checks(facts: HostFacts) -> Iterator[Check]:
     """The framework that cells use, accelerate, and two frameworks in one process."""
-    torch = facts.host.framework == "torch"
-    tpu = bool(facts.host.chips) if torch else facts.host.device == "TPU"
-    names = _TORCH if torch else (*TENSORFLOWS, "keras")
-    found = [f"{name} {facts.versions[name]}" for name in names if facts.versions.get(name)]
+    family = FAMILIES[facts.host.framework]
+    tpu = facts.host.device == "TPU" if family.in_process else bool(facts.host.chips)
+    found = [f"{name} {facts.versions[name]}" for name in family.packages if facts.versions.get(name)]
     fine = f"{', '.join(found)}: versions are compatible"
     problems = judge_framework(facts.versions, tpu, facts.host.framework, facts.host.environment.key)
-    yield from from_problems(FRAMEWORKS, "Framework", problems, fine)
-    if torch:
+    yield from from_problems(FRAMEWORK_VERSIONS, "Framework", problems, fine)
+    if not family.in_process:
         yield _accelerate(facts)
     yield _together(facts)
 
@@ -139,7 +132,7 @@ def _accelerate(facts: HostFacts) -> Check:
     version = facts.versions.get("accelerate")
     if not version:
         return Check(
-            FRAMEWORKS,
+            FRAMEWORK_VERSIONS,
             "accelerate",
             NOT_AVAILABLE,
             "accelerate is not installed.",
@@ -148,7 +141,7 @@ def _accelerate(facts: HostFacts) -> Check:
         )
     if release(version) < _OLDEST_ACCELERATE:
         return Check(
-            FRAMEWORKS,
+            FRAMEWORK_VERSIONS,
             "accelerate",
             WARNING,
             f"accelerate {version} is older than 1.10.",
@@ -156,14 +149,13 @@ def _accelerate(facts: HostFacts) -> Check:
             '%pip install "accelerate>=1.10"',
             "restart the kernel",
         )
-    return Check(FRAMEWORKS, "accelerate", OK, f"accelerate {version}")
+    return Check(FRAMEWORK_VERSIONS, "accelerate", OK, f"accelerate {version}")
 
 
 def _together(facts: HostFacts) -> Check:
-    both = "tensorflow" in facts.loaded and "torch_xla" in facts.loaded
-    if both:
+    if len({name for name in facts.loaded if name in FRAMEWORKS and not FRAMEWORKS[name].comes_along}) > 1:
         return Check(
-            FRAMEWORKS,
+            FRAMEWORK_VERSIONS,
             "One framework in a process",
             WARNING,
             "This process has imported both TensorFlow and torch_xla.",
@@ -171,7 +163,7 @@ def _together(facts: HostFacts) -> Check:
             then="restart the kernel, and use only one of them in a notebook; for TensorFlow run "
             "%tpu_init --framework tensorflow, since %tpu_init alone imports torch_xla where it is installed",
         )
-    return Check(FRAMEWORKS, "One framework in a process", OK, "No conflicting frameworks are imported")
+    return Check(FRAMEWORK_VERSIONS, "One framework in a process", OK, "No conflicting frameworks are imported")
 
 
 # -- libtpu -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
+from tpu_magics.backends.frameworks import STARTS_THREADS
 from tpu_magics.backends.protocols import Backend
 from tpu_magics.check import hoisting
 
@@ -32,8 +33,6 @@ READING = (
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context),
 )
 CODE_LENGTH = 80
-# Packages that start threads or use the accelerator when imported or used.
-NOT_IMPORTED = frozenset(["tensorflow", "tensorflow_datasets", "keras", "jax", "jaxlib", "flax", "ray"])
 
 
 PENDING = object()
@@ -301,7 +300,7 @@ def _is_filled(cell: Any) -> bool:
 
 def _imported(binding: NameBinding, package: str | None) -> Any:
     name = importlib.util.resolve_name(binding.module, package) if binding.module.startswith(".") else binding.module
-    if name not in sys.modules and name.partition(".")[0] in NOT_IMPORTED:
+    if name not in sys.modules and name.partition(".")[0] in STARTS_THREADS:
         raise ImportError(f"{name} is left to the worker")
     module = importlib.import_module(name)
     if not binding.attribute:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpu_magics.backends import frameworks
 from tpu_magics.runs.origin import cached_by_type, is_library_type
 
 
@@ -48,7 +49,7 @@ OPAQUE_PACKAGES = frozenset(
     {
         "tpu_magics",
         *("IPython", "ipykernel", "ipywidgets", "traitlets", "zmq", "tornado", "comm", "jupyter_client", "psutil"),
-        *("accelerate", "torch_xla", "jax", "jaxlib", "tensorflow", "keras", "ray"),
+        *frameworks.OPAQUE,
         *("matplotlib", "wandb", "mlflow", "tensorboard", "tensorboardX", "requests", "httpx"),
         *("pyarrow", "safetensors", "huggingface_hub", "fsspec"),
         *("torch._C", "torch._dynamo", "torch._inductor", "torch.cuda", "torch.distributed", "torch.fx", "torch.jit"),

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tpu_magics.backends.torch_xla.import_guard import require_alone
 from tpu_magics.errors import TpuMagicsError, TrainingFailed
 from tpu_magics.host import Host
 from tpu_magics.launch import object_graph, plan, preconditions, process, results, session, spawned, supervisor, worker
@@ -62,7 +63,7 @@ class ForkedStrategy(Strategy):
     def check(self, request: Request, host: Host | None, planned: Plan) -> dict[str, Any]:
         assert host is not None
         current = session.current
-        preconditions.require_alone()
+        require_alone()
         current.backend.refuse(planned.precision, planned.spmd)
         current.backend.prepare()
         if planned.rehearsed:

@@ -25,6 +25,7 @@ from tpu_magics.backends.base import (
     StopRequested,
     TrainingProblem,
 )
+from tpu_magics.backends.frameworks import LOCAL
 from tpu_magics.backends.protocols import LocalBackend, SavedState, Watcher
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
@@ -125,7 +126,7 @@ class InProcessStrategy(Strategy):
             self._over.set()
 
     def start(self, run: TrainingRun) -> None:
-        own = {"framework": "tensorflow", "topology": self.placed.topology, "jit": run.options.jit}
+        own = {"framework": session.current.local.name, "topology": self.placed.topology, "jit": run.options.jit}
         self.records.update("running", **run.start_record(**own))
         self.records.write(events.Start, pid=os.getpid(), device=self.placed.device, world_size=1)
         run.open_panel()
@@ -408,7 +409,7 @@ def _input_lines(cell_names: Mapping[str, str]) -> Iterator[str]:
         while frame is not None:
             callers.add(package_of(frame.f_code.co_filename, frame.f_code.co_name))
             frame = frame.f_back
-        of_library = ident != threading.main_thread().ident and callers & {"tensorflow", "keras"}
+        of_library = ident != threading.main_thread().ident and callers & LOCAL.used
         if of_library and (line := _user_line(innermost, cell_names)):
             yield line
 
