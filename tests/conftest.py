@@ -33,6 +33,8 @@ from tpu_magics.launch import session
 
 if not framework.TORCH_TPU:  # its XLA ends the process for a flag that it does not know
     os.environ.setdefault("XLA_FLAGS", QUICK)  # workers and fresh processes inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background so
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
 REHEARSING = ("test_rehearse.py", "test_rehearse_accelerate.py", "test_rehearse_training.py")
 TRACING = tuple(f"test_trace{part}.py" for part in ("", "_reads", "_world", "_spmd"))
