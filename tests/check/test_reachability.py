@@ -43,6 +43,12 @@ def test_a_class_is_reached_through_what_made_the_object(made: str) -> None:
     assert codes(NET, made, TRAIN) == ["TPU201 2"]
 
 
+def test_an_option_of_the_magic_is_no_name() -> None:
+    run, own = f"{HELPER.replace('helper', 'run')}", "def own():\n    pass\n"
+    assert codes(run, own, "%tpu_train --run-name x own\n", name="own") == []
+    assert codes(run, own, "%tpu_train --run-name x run\n", name="run") != []
+
+
 def test_methods_of_a_class_that_nothing_made_are_not_reached() -> None:
     assert codes(NET, "model = nn.Linear(3, 3)\n", TRAIN) == []
     assert codes(NET, "model = nn.Linear(3, 3)\n", "other = Net()\nprint(other)\n", TRAIN) == []

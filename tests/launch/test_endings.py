@@ -7,10 +7,12 @@ import concurrent.futures
 import contextlib
 import ctypes
 import os
+import queue
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,6 +164,49 @@ def test_what_was_trained_comes_home_all_the_same(function: Callable[..., Any]) 
     assert [end.status for end in result.run.events() if isinstance(end, End)] == ["done"]
     replaced = ("len", "isinstance", "print", "getattr", "min") if function is replaces_builtins else ()
     assert set(result.left) == {f"builtins: {name}" for name in replaced}
+
+
+# -- threads that outlive the function --------------------------------------------------------------------------------
+
+changed_later: list[str] = []
+
+
+def leaves_threads(model: Any) -> None:
+    """One that is at work, one that begins later, one of an executor, and one that waits for what never comes."""
+
+    def change() -> None:
+        time.sleep(0.5)
+        changed_later.append("thread")
+        with torch.no_grad():
+            model.weight.fill_(7)
+
+    threading.Thread(target=change).start()
+    threading.Timer(0.3, changed_later.append, ["timer"]).start()
+    concurrent.futures.ThreadPoolExecutor(2).submit(lambda: (time.sleep(0.1), changed_later.append("executor")))
+    threading.Thread(target=queue.Queue().get).start()
+
+
+def test_what_a_thread_changes_after_the_function_has_returned_comes_home() -> None:
+    model = net()
+    changed_later.clear()
+    assert run(leaves_threads, model).status == "done"
+    assert sorted(changed_later) == ["executor", "thread", "timer"] and bool((model.weight == 7).all())
+
+
+def waits_for_a_thread_that_fails() -> None:
+    results: Any = queue.Queue()
+
+    def compute() -> None:
+        raise ValueError("in the thread")
+
+    threading.Thread(target=compute, name="computing").start()
+    results.get()
+
+
+def test_a_thread_that_failed_is_named_where_the_function_waits_for_it() -> None:
+    text = said(failed(waits_for_a_thread_that_fails))
+    assert "waits forever at `results.get()`" in text
+    assert "In rank 0, computing ended with ValueError: in the thread at `raise ValueError" in text
 
 
 def closes_and_raises() -> None:

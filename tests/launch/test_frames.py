@@ -7,6 +7,7 @@ import json
 import linecache
 import os
 import signal
+import sys
 import sysconfig
 import threading
 from collections import namedtuple
@@ -154,6 +155,12 @@ def test_a_syntax_error_points_to_its_place() -> None:
             "(while handling ZeroDivisionError: division by zero)",
         ),
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('alone') from None", "ValueError", "alone"),
+        pytest.param(
+            "raise ExceptionGroup('two', [ExceptionGroup('one', [KeyError('x')]), OSError('y')])",
+            "ExceptionGroup",
+            "two (2 sub-exceptions) (caused by KeyError: 'x')",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups"),
+        ),
         ("import json\njson.loads('{')", "json.decoder.JSONDecodeError", "Expecting property name"),
         (
             "class Bad(Exception):\n    def __str__(self): raise RuntimeError\nraise Bad",

@@ -11,6 +11,7 @@ import pytest
 
 from tests.launch.launching import FakeNotebook, fake_notebook, run
 from tpu_magics.backends import frameworks
+from tpu_magics.errors import TpuMagicsError
 from tpu_magics.launch import session
 from tpu_magics.launch.notebook import PlainProgram
 
@@ -67,6 +68,11 @@ assert session.current.fork_blockers.cells == {}
 assert not {"torch", "torch_xla", "accelerate", "jax", "tensorflow", "psutil", "ipywidgets"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=60)
+
+
+def test_a_number_of_another_type_is_refused() -> None:
+    with pytest.raises(TpuMagicsError, match=r"processes=1\.5 is not valid"):
+        session.initialise(processes=1.5)  # type: ignore[arg-type]
 
 
 # -- torch_xla or TorchTPU --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tpu_magics.check.inference.values import AbstractValue
+from tpu_magics.check.inference.values import FUNCTION, AbstractValue
 from tpu_magics.check.rule import Rule
 
 if TYPE_CHECKING:
@@ -137,6 +137,11 @@ class CheckedProgram:
         if key not in self.memo:
             self.memo[key] = any(name == root or name.startswith(root + ".") for name in self.imported)
         return bool(self.memo[key])
+
+    def trained_by(self, words: str) -> AbstractValue | None:
+        """The function that `%tpu_train WORDS` trains: options and their values may stand before it."""
+        values = (self.globals.get(word) for word in words.split())
+        return next((one for one in values if one is not None and one.kind == FUNCTION), None)
 
     def calls(self, *names: str) -> list[CallSite]:
         """Calls of these canonical names, in order; a name that ends in "." stands for everything below it."""

@@ -220,9 +220,10 @@ def _first(statements: Sequence[_Statement], cells: Sequence[CodeCell], name: st
 
 
 def _named_by_magics(cells: Sequence[CodeCell]) -> set[str]:
-    """The words of the magics of the cell that runs: its arguments."""
+    """The words of the magics of the cell that runs: its arguments, and values of options."""
     lines = [cells[-1].magic_line, *(one.words for one in cells[-1].line_magics)] if cells else []
-    return set(_WORD.findall(" ".join(lines)))
+    words = (word for word in " ".join(lines).split() if not word.startswith("-"))
+    return set(_WORD.findall(" ".join(words)))
 
 
 def _defines(node: ast.stmt, name: str) -> bool:

@@ -46,14 +46,14 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def from_exception(exc: BaseException, cell_names: Mapping[str, str]) -> tuple[Frame, ...]:
-    """The stack of an exception, and the position of a SyntaxError; at most 101 frames: of a long
-    stack those from the user's outermost call on, and the innermost.
+    """The stack of an exception, and the position of a SyntaxError; of a group, and of the first in it; at most 101
+    frames: of a long stack those from the user's outermost call on, and the innermost.
 
     Args:
         exc: the exception, with its traceback.
         cell_names: file name of a cell's code -> "In [n]".
     """
-    found = traceback.walk_tb(exc.__traceback__)
+    found = [pair for one in _with_first(exc) for pair in traceback.walk_tb(one.__traceback__)]
     frames = [_frame(frame.f_code.co_filename, line, frame.f_code.co_name, cell_names) for frame, line in found]
     if isinstance(exc, SyntaxError) and exc.filename and exc.lineno:
         frames.append(_frame(exc.filename, exc.lineno, "", cell_names, exc.text or ""))
@@ -137,7 +137,8 @@ def _described(exc: BaseException) -> tuple[str, str]:
     if not chain:
         return _type_of(exc), _text_of(exc)
     text, cause = _text_of(exc, _HALF), _text_of(chain[-1], _HALF)
-    link = "caused by" if [exc, *chain][-2].__cause__ else "while handling"
+    before = [exc, *chain][-2]
+    link = "caused by" if before.__cause__ or before is not _with_first(before)[-1] else "while handling"
     return _type_of(exc), f"{text} ({link} {_type_of(chain[-1])}: {cause})".removeprefix(" ")
 
 
@@ -150,9 +151,17 @@ def traceback_text(exc: BaseException) -> str:
     return "Traceback (most recent call last):\n" + "\n".join(reversed(parts))
 
 
+def _with_first(exc: BaseException) -> list[BaseException]:
+    """An exception and, of a group (Python 3.11), the first in it, and so on."""
+    found = [exc]
+    while isinstance(found[-1], getattr(builtins, "BaseExceptionGroup", ())):
+        found.append(found[-1].exceptions[0])  # type: ignore[attr-defined]
+    return found
+
+
 def _chain(exc: BaseException) -> list[BaseException]:
-    """The causes and contexts of `exc`, the nearest first."""
-    chain = [exc]
+    """The causes and contexts of `exc`, the nearest first; of a group, what is in it."""
+    chain = _with_first(exc)
     while True:
         last = chain[-1]
         cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)

@@ -18,6 +18,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from tpu_magics.backends.instances import instances
 from tpu_magics.backends.threads import begin_thread
 from tpu_magics.launch import object_graph
 from tpu_magics.launch.state.fingerprints import attributes
+from tpu_magics.runs.origin import is_library
 
 DRAINS = 10.0  # seconds that writers have to write what was given to them
 COMPUTES = 30.0  # seconds that the notebook's executors have for results that the function can reach
@@ -561,15 +563,28 @@ def finish_threads(
         say("No thread could be started at the end: what the function's files and executors still held is lost.")
     told = False
     while (threads := _own_threads()) or not ended.is_set():
-        frames = sys._current_frames()
-        passed, names = time.monotonic() - began, ", ".join(sorted({one.name for one in threads}))
-        busy = [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
-        if passed > seconds or (passed > UNUSED and threads and not busy):
+        passed, names = time.monotonic() - began, _names(threads)
+        if passed > seconds or (passed > UNUSED and threads and not _busy(threads, is_waiting)):
             say(f"Threads that the function started have not ended, and end with the worker: {names or 'executors'}.")
             return
         if passed > SAID and names and not told:
             told = True
             say(f"The function has returned. Waiting for the threads that it started: {names}.")
+        time.sleep(POLL)
+
+
+def await_threads(seconds: float, is_waiting: Callable[[FrameType], bool], say: Callable[[str], None]) -> None:
+    """On the thread of the worker's function, before its results are taken: let code of the user's end that runs in
+    threads that are no daemons, since what it changes belongs to the results. Arguments as above."""
+    began, told = time.monotonic(), False
+    while True:
+        busy = [one for one in _busy(_own_threads(), is_waiting) if _runs_users_code(one)]
+        passed = time.monotonic() - began
+        if not busy or passed > seconds:
+            return
+        if passed > SAID and not told:
+            told = True
+            say(f"The function has returned. Waiting for the threads that it started: {_names(busy)}.")
         time.sleep(POLL)
 
 
@@ -589,6 +604,23 @@ def finish_processes(seconds: float, say: Callable[[str], None]) -> None:
             told = True
             say(f"The function has returned. Waiting for the processes that it started: {names}.")
         time.sleep(POLL)
+
+
+def _busy(threads: Sequence[threading.Thread], is_waiting: Callable[[FrameType], bool]) -> list[threading.Thread]:
+    frames = sys._current_frames()
+    return [one for one in threads if (frame := frames.get(one.ident or 0)) and not is_waiting(frame)]
+
+
+def _runs_users_code(thread: threading.Thread) -> bool:
+    if isinstance(thread, threading.Timer):
+        return True
+    frame = sys._current_frames().get(thread.ident or 0)
+    called = (one.f_code for one, _ in traceback.walk_stack(frame)) if frame is not None else ()
+    return any(not is_library(code.co_filename, code.co_name) for code in called)
+
+
+def _names(threads: Sequence[threading.Thread]) -> str:
+    return ", ".join(sorted({one.name for one in threads}))
 
 
 def _own_threads() -> list[threading.Thread]:

@@ -29,7 +29,7 @@ from tpu_magics.host import Host, VariableChange, inspect_host, notebook_environ
 from tpu_magics.host.environments import ACCELERATOR_TYPE
 from tpu_magics.launch import preconditions, tee
 from tpu_magics.launch.notebook import NotebookInterface, PlainProgram
-from tpu_magics.launch.options import Options, check_choice
+from tpu_magics.launch.options import Options, check_choice, checked
 from tpu_magics.launch.plan import cache_folder, count_workers
 from tpu_magics.launch.preconditions import ForkBlockers
 from tpu_magics.launch.used_packages import packages_of_tree
@@ -211,7 +211,8 @@ def initialise(
     from tpu_magics.launch.pods import host_selection
 
     current.refuse_in_worker("%tpu_init")
-    options = Options(precision=precision, processes=processes, spmd=spmd, collective_timeout=collective_timeout)
+    given = {"precision": precision, "processes": processes, "spmd": spmd, "collective_timeout": collective_timeout}
+    options = Options(**checked(Options, "tpu_magics.init", given))
     options.check()
     check_choice("--framework", framework, CHOICES)
     if checkpoints is not None:

@@ -22,9 +22,11 @@ from tpu_magics.backends.base import (
 from tpu_magics.backends.protocols import Backend, WorkerWatcher
 from tpu_magics.launch import descendants, frames, process, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, waits_for
+from tpu_magics.launch.errors.base import at_line
 from tpu_magics.launch.errors.ranks import no_such_rank
 from tpu_magics.launch.inherited_threads import (
     InheritedThreads,
+    await_threads,
     drain_writers,
     finish_processes,
     finish_threads,
@@ -100,6 +102,7 @@ class _Worker:
         self.task.threads.revive()
         descendants.set_mark(self.task.files.path)
         process.keep_reserve()
+        threading.excepthook = self._tell_of_thread
         if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
         if self.spec.checkpoints is not None:
@@ -113,10 +116,11 @@ class _Worker:
             self._end_failed(error)
             return self._exit_code(FAILED)
         self._finish_threads(self.status)
+        self.waits.stop()
         if (failed := self.task.backend.failed_collective()) is not None:  # in a thread
             self._end_failed(failed)
             return self._exit_code(FAILED)
-        self._end(self.status)
+        self._record_end(self.status)
         return self._exit_code(DONE)
 
     def _exit_code(self, code: int) -> int:
@@ -163,6 +167,8 @@ class _Worker:
                 self._keep_partial()
             raise
         if self.status == "done":
+            if not replica:
+                await_threads(FINISHES, lambda frame: bool(waits_for(frame)), self._note_waiting)
             self._write_results(ordinal, replica, value)
             if self.keep_partial and not ordinal:
                 mark_partial_written(self.task.files, self.steps)
@@ -374,6 +380,17 @@ class _Worker:
 
     def _note(self, code: str, text: str) -> None:
         self._write(events.Warned, code=code, text=text)
+
+    def _tell_of_thread(self, ended: Any, shown: Any = threading.excepthook) -> None:
+        """In a thread that ended with an exception: what waits for it may fail or hang for that reason."""
+        shown(ended)
+        if ended.exc_value is None or isinstance(ended.exc_value, SystemExit):
+            return
+        kind, text = frames.describe(ended.exc_value)
+        stack = frames.from_exception(ended.exc_value, self.task.cell_names)
+        line = at_line(next((one for one in reversed(stack) if not one.library), None))
+        name = ended.thread.name if ended.thread is not None else "A thread"
+        self._note(events.THREAD_ERROR, f"In rank {self.rank}, {name} ended with {kind}: {text}{line}.")
 
     def _note_waiting(self, text: str) -> None:
         self._note("threads", text)

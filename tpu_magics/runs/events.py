@@ -426,6 +426,9 @@ class RuleFinding(Event):
     last: int = 0
 
 
+THREAD_ERROR = "thread-error"  # a Warned's code: a thread of the user's ended with an exception
+
+
 @dataclass(frozen=True)
 class Warned(Event):
     """Something the user should know; `code` is stable, `text` is one sentence."""

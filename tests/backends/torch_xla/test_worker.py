@@ -512,13 +512,14 @@ def asked(device: str) -> dict[str, str]:
         "id": lambda: ids(sent(0, 3)),
         "from a loader": lambda: [ids(batch) for batch in batches],
         "scripted": lambda: scripted(sent(0, 2)),
+        "no whole numbers": lambda: functions.cross_entropy(scores, sent(0, 1, 2, 2).double()),
     }
     found = {}
     for name, use in uses.items():
         try:
             use()
             found[name] = ""
-        except IndexError as error:
+        except (IndexError, RuntimeError) as error:
             found[name] = str(error)[:15]
     return found
 
@@ -526,7 +527,7 @@ def asked(device: str) -> dict[str, str]:
 def test_labels_and_ids_that_do_not_exist_are_errors_as_on_the_cpu() -> None:
     expected = asked("cpu")
     assert {name for name, text in expected.items() if text} == {
-        *("label", "negative", "nll", "spread", "id", "from a loader")
+        *("label", "negative", "nll", "spread", "id", "from a loader", "no whole numbers")
     }
     assert run(asked, "xla").value == {**expected, "spread": ""}  # what is computed from what was sent is not known
 

@@ -47,6 +47,13 @@ def test_every_type_of_tensor_can_be_sent(dtype: torch.dtype) -> None:
     assert there[2].numel() == 0 and there[3].device.type == "meta"
 
 
+def test_modules_of_a_class_of_their_own_are_sent_by_name() -> None:
+    import torch._dynamo.config
+
+    modules = [torch.backends.cudnn, torch.backends.mkldnn, torch.ops, torch._dynamo.config, sys]
+    assert all(there is here for there, here in zip(through(modules), modules, strict=True))
+
+
 def test_large_content_is_beside_the_pickles() -> None:
     small = pack({"a": torch.zeros(10), "b": np.zeros(10)}, {})
     large = pack({"a": torch.zeros(LARGE_BYTES), "b": np.zeros(LARGE_BYTES), "c": torch.zeros(LARGE_BYTES)[:5]}, {})

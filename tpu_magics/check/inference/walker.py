@@ -133,8 +133,8 @@ class Walker(Evaluator):
         if cell.magic == "tpu_train":
             self._launched_by_cell(cell)
         for magic in cell.line_magics:
-            if magic.name == "tpu_train" and magic.words.split():
-                self._launch(magic.words.split()[0])
+            if magic.name == "tpu_train" and (value := self.program.trained_by(magic.words)) is not None:
+                value.ref.launched = True
 
     def _launched_by_cell(self, cell: CodeCell) -> None:
         """`%%tpu_train` trains the cell's last function (design: three ways to write a cell)."""

@@ -165,7 +165,7 @@ def _by_magics(program: CheckedProgram) -> Iterator[LaunchSite]:
                 (index, END, END), cell.magic_line)  # fmt: skip
         for magic in cell.line_magics:
             if magic.name == TRAIN:
-                value = program.globals.get((magic.words.split() or [""])[0])
+                value = program.trained_by(magic.words)
                 yield LaunchSite(OURS, True, _function(value) if value is not None else None,
                     _words_ranks(program, index, magic.words), (index, magic.line, 0), magic.words)  # fmt: skip
 

@@ -4,12 +4,15 @@ own frames."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import frames
 from tpu_magics.launch.errors import base, device, hangs, known, ranks, results, signals, user_code
 from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
+
+_THREADS = 3  # that ended with an exception: as many are named
 
 
 def diagnose(failure: Failure) -> TrainingFailed:
@@ -25,6 +28,8 @@ def _worker(failure: Failure) -> TrainingFailed:
     if culprit is None:
         return _no_culprit(failure)
     explanation = explain(failure, culprit)
+    threads = [text for one in failure.outcomes for text in one.threads]
+    explanation = replace(explanation, why=" ".join([*threads[:_THREADS], explanation.why]).rstrip())
     parts = (list(explanation.details), _stack(failure, culprit), _others(failure, culprit))
     details = [line for part in parts if part for line in ("", *part)][1:]  # an empty line between parts
     return _error(failure, explanation, culprit.rank, details)

@@ -33,7 +33,7 @@ class WorkerOutcome:
     `peak_pss`: bytes (None: not available); `end`: its last record, if it wrote one; `stack`: faulthandler's dump of
     its threads, "" for none; `log_tail`: the end of its output; `stopped_by_us`: the supervisor ended it;
     `address_space`: its RLIMIT_AS at the end, in bytes (None: no limit); `after`: what it did last after its function,
-    "" where that has not returned.
+    "" where that has not returned; `threads`: sentences about its threads that ended with an exception.
     """
 
     rank: int
@@ -49,6 +49,7 @@ class WorkerOutcome:
     stopped_by_us: bool = False
     address_space: int | None = None
     after: str = ""
+    threads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ def _outcome(files: RunFiles, one: supervisor.WorkerProcess) -> WorkerOutcome:
         stopped_by_us=one.stopped_by_us,
         address_space=one.address_space,
         after=_after_function(files, one.rank),
+        threads=_ended_threads(files, one.rank),
     )
 
 
@@ -154,6 +156,11 @@ _ENDED = {
     "finishing": DEVICE_RUNS,
     "collecting": "The function has ended. Its results are written, or what it started is waited for",
 }
+
+
+def _ended_threads(files: RunFiles, rank: int) -> tuple[str, ...]:
+    recorded = events.only(Tail(files.events_path(rank)).read(), events.Warned)
+    return tuple(one.text for one in recorded if one.code == events.THREAD_ERROR)
 
 
 def _after_function(files: RunFiles, rank: int) -> str:

@@ -86,6 +86,8 @@ class BundlePickler(cloudpickle.Pickler):
                 self.defined.setdefault(name, value)
         elif isinstance(value, types.CellType):
             return _cell_reduce(value)
+        elif issubclass(type(value), types.ModuleType) and type(value) is not types.ModuleType:
+            return _module_reduce(value)
         elif isinstance(value, types.CodeType):
             self.files.add(value.co_filename)
             # cloudpickle 3.1 writes "<dynamic-code>" for the file: the code would not be known as the user's.
@@ -102,6 +104,17 @@ class BundlePickler(cloudpickle.Pickler):
         """With its own cells: functions that share a variable share it there. (cloudpickle 3.1 makes new ones.)"""
         *others, _ = super()._function_getnewargs(func)
         return (*others, func.__closure__)
+
+
+def _module_reduce(module: types.ModuleType) -> Any:
+    """By name: an object of a class of its own (torch.backends.cudnn, torch.ops), which cloudpickle 3.1 cannot send."""
+    name = module.__name__
+    parent, _, attribute = name.rpartition(".")
+    if sys.modules.get(name) is module:
+        return importlib.import_module, (name,)
+    if parent in sys.modules and getattr(sys.modules[parent], attribute, None) is module:
+        return getattr, (sys.modules[parent], attribute)
+    return NotImplemented
 
 
 def _cell_reduce(cell: types.CellType) -> tuple[Any, ...]:

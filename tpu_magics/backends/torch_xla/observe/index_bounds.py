@@ -1,7 +1,8 @@
-"""Labels and ids outside of their range are an IndexError, as on the CPU.
+"""Labels and ids outside of their range are an IndexError, as on the CPU, and labels that are no whole numbers an error.
 
-XLA checks no index: a label of 10 for 10 classes has a loss of 0, and an id behind the end of an embedding reads its
-last row. The values are compared on the host, so only those are known that are used as they were sent.
+XLA checks no index: a label of 10 for 10 classes has a loss of 0, an id behind the end of an embedding reads its last
+row, and other labels are rounded. The values are compared on the host, so only those are known that are used as they
+were sent.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ def installed() -> Callable[[], None]:
         @functools.wraps(original)
         def of_labels(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002 - torch's name
             left_out = kwargs.get("ignore_index", args[2] if len(args) > 2 else _NONE)  # after weight and size_average
+            if target.is_floating_point() and target.shape != input.shape:  # of the same shape: probabilities
+                kind = target.type().rpartition(".")[2].removesuffix("Tensor")  # torch's words on the CPU
+                raise RuntimeError(f"expected scalar type Long but found {kind}: class numbers are target.long()")
             classes = input.shape[min(1, input.dim() - 1)] if input.dim() else 0
             if classes and (bad := sent.outside(target, classes, left_out)) is not None:
                 raise IndexError(f"Target {bad} is out of bounds: there are {classes} classes")
