@@ -1,4 +1,4 @@
-"""Labels and ids outside of their range are an IndexError, as on the CPU, and labels that are no whole numbers an error.
+"""Labels and ids outside of their range are an IndexError, as on the CPU; labels that are fractions are an error too.
 
 XLA checks no index: a label of 10 for 10 classes has a loss of 0, an id behind the end of an embedding reads its last
 row, and other labels are rounded. The values are compared on the host, so only those are known that are used as they
