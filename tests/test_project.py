@@ -108,6 +108,15 @@ def test_each_class_has_a_name_of_its_own() -> None:
     assert not shared_names(MODULES)
 
 
+def test_a_docstring_says_what_it_is_about() -> None:
+    """In help() and on hover nothing stands above it."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = [(path, node) for path in MODULES for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+    bare = re.compile(r"(The same|Those|Of|As)\b")
+    wrong = [f"{relative(path)}: {node.name}" for path, node in nodes if bare.match(ast.get_docstring(node) or "")]
+    assert len(nodes) > 5_000 and not wrong, "\n".join(wrong)
+
+
 def test_the_circle_check_sees() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 

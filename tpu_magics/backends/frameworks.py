@@ -206,7 +206,7 @@ def imported() -> set[str]:
 
 
 def imported_by(cells: Iterable[str]) -> set[str]:
-    """The same without what only %tpu_init imported: none of the notebook's cells names it."""
+    """Imported families, without what only %tpu_init imported: none of the notebook's cells names it."""
     found = imported()
     unnamed = {name for name in prepared & found if not any(FAMILIES[name].written.search(text) for text in cells)}
     return found - unnamed if found - prepared else found

@@ -19,8 +19,8 @@ Marks = Callable[[Iterator[Any]], Iterator[Any]]  # for each object whether it i
 
 
 def instances(kind: type, marks: Marks | None = None) -> list[Any]:
-    """Those of this class, written in Python, and of classes derived from it that the garbage collector lists; not what
-    was frozen before a fork (launch/process.py). No code of theirs runs (isinstance() would run that of proxies).
+    """Objects of this class, written in Python, and of classes derived from it that the garbage collector lists; not
+    what was frozen before a fork (launch/process.py). No code of theirs runs (isinstance() would run that of proxies).
     `marks`: only those that it marks."""
     kinds = set(map(_IDENTITY, _with_derived(kind)))
     found = _marked(gc.get_objects, lambda each: map(kinds.__contains__, map(_IDENTITY, map(type, each))))
@@ -34,7 +34,7 @@ def instances(kind: type, marks: Marks | None = None) -> list[Any]:
 
 
 def _marked(make: Callable[[], list[Any]], marks: Marks) -> Iterator[Any]:
-    """Those in a list that `marks` marks. The list is made for the first one; after the last, nothing has it: it may
+    """Items of a list that `marks` marks. The list is made for the first one; after the last, nothing has it: it may
     have what holds it, and would stay until the next collection."""
     held: list[list[Any]] = []
     made: Iterator[Any] = filter(None, map(held.append, islice(iter(make, None), 1)))

@@ -336,13 +336,13 @@ class LocalBackend(Protocol):
         """Within it, running operations can be cancelled: the yielded function does that, from any thread."""
 
     def checkpoint_store(self) -> StateStore:
-        """As of a Backend."""
+        """What `Backend` has under this name."""
 
     def object_state(self) -> StateAdapter:
         """How the program's objects are compared."""
 
     def loop_random_states(self, objects: Iterable[Any]) -> LoopRandomStates:
-        """As of a Backend."""
+        """What `Backend` has under this name."""
 
     def following_libraries(self, loops: LibraryLoops) -> AbstractContextManager[None]:
         """Within it, `loops` knows of the loops of libraries."""
@@ -440,8 +440,8 @@ class StateAdapter(Protocol):
         """Write the values of a tensor that is in no model any more; returns how to undo it."""
 
     def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> Mapping[tuple[str, str], Any]:
-        """Of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that the
-        framework does not count, which takes as long as reading them."""
+        """Versions of the tensors of `named`: equal for one that was not written to; with `contents` also in ways that
+        the framework does not count, which takes as long as reading them."""
 
     def more_parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Parts of an object that are not attributes."""
@@ -485,7 +485,7 @@ class NotebookState(StateAdapter, Protocol):
         """Whether a tensor is on an accelerator."""
 
     def tensor_bytes(self, value: Any) -> int:
-        """Of its values."""
+        """Bytes of its values."""
 
     def fetch(self, tensors: Sequence[Any]) -> list[Any]:
         """The tensors in host memory, with the flags of those on the device."""
@@ -551,7 +551,7 @@ class StateStore(Protocol):
         """The opposite of `plain`."""
 
     def tables(self, value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Of a module: the dicts of its tensors, by attribute."""
+        """The dicts of a module's tensors, by attribute."""
 
     def wrapped(self, value: Any) -> Any:
         """What is in a wrapper that a run of several ranks has around it, and one of a single rank has not; None for
@@ -561,7 +561,7 @@ class StateStore(Protocol):
         """The gradients of the tensors among these, with their keys."""
 
     def set_gradient(self, tensor: Any, gradient: Any) -> None:
-        """Of a tensor."""
+        """Set a tensor's gradient."""
 
     def new_steps(self, observed: int) -> tuple[int, bool]:
         """Steps since the last call, and whether none is half done. `observed`: all steps of the run, as the observer

@@ -336,7 +336,7 @@ def read_file(path: str | Path, note: Note = lambda _: None) -> list[CodeCell]:
 
 @gc_paused()
 def cells_of(data: bytes, path: str, note: Note = lambda _: None) -> list[CodeCell]:
-    """The same for a file's bytes."""
+    """The cells in a file's bytes."""
     try:
         if path.lower().endswith(".ipynb"):
             result = read_notebook(data) if len(data) <= MOST_NOTEBOOK else Notebook((), "")

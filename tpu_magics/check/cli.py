@@ -272,7 +272,7 @@ class _Check:
         return self._end()
 
     def _results(self, paths: Sequence[str]) -> Iterator[_Result]:
-        """Of each file in order."""
+        """The findings of each file in order."""
         jobs = min(self.options.jobs or (os.cpu_count() or 1 if len(paths) > _FEW else 1), len(paths))
         if jobs <= 1:
             yield from map(_File(self.options, self.configs), paths)

@@ -91,7 +91,7 @@ def _fix_cell(cell: CodeCell, findings: Sequence[Finding]) -> tuple[CodeCell, in
 
 
 def _non_overlapping(findings: Sequence[Finding]) -> list[Finding]:
-    """Those whose edits do not overlap with earlier ones; two findings may share an edit."""
+    """Fixes whose edits do not overlap with earlier ones; two findings may share an edit."""
     edits: set[Edit] = set()
     chosen = []
     for finding in findings:

@@ -96,7 +96,7 @@ class Noqa:
 
 
 def _noqas(cells: Iterable[CodeCell]) -> dict[tuple[str, int | None], Noqa]:
-    """Those of cells that have such comments."""
+    """The `noqa` comments of cells that have any."""
     return {(cell.path, cell.number): Noqa(cell.text) for cell in cells if _HINT.search(cell.text)}
 
 

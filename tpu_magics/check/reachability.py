@@ -43,14 +43,14 @@ class _Statement:
         return _lines(self.node) if self.heads[0] is self.node else set().union(*map(_lines, self.heads))
 
     def lines_that_run_later(self) -> set[int]:
-        """Those of the definition, or of the lambdas in the statement."""
+        """Lines of the definition, or of the lambdas in the statement."""
         if self.is_definition:
             return self.lines()
         nodes = (node for head in self.heads for node in nodes_of(head))
         return {line for node in nodes if isinstance(node, ast.Lambda) for line in _lines(node)}
 
     def lines_of_inner_functions(self) -> set[int]:
-        """Those of functions that it makes, for a definition of those in it."""
+        """Lines of functions that it makes; for a definition, of those in it."""
         nodes = (node for head in self.heads for node in nodes_of(head) if node is not self.node)
         return {line for node in nodes if isinstance(node, _Function) for line in _lines(node)}
 

@@ -41,7 +41,7 @@ class Notes(Protocol):
         """None if there is none."""
 
     def write_note(self, name: str, text: str, new: bool = False) -> bool:
-        """As a whole. `new`: only if there is none; returns whether it was written."""
+        """Write the note whole. `new`: only if there is none; returns whether it was written."""
 
     def remove_note(self, name: str) -> None:
         """If it is there."""

@@ -118,7 +118,7 @@ class CheckpointPlace(lock.Notes, Protocol):
     """A folder, on a disk or in an object store."""
 
     def names(self) -> list[str]:
-        """Of its checkpoints, in any order. Raises OSError."""
+        """The names of its checkpoints, in any order. Raises OSError."""
 
     def put(self, name: str, files: Mapping[str, Path], manifest: bytes) -> None:
         """Write a checkpoint, which is there when this returns. The files may be moved. Raises OSError, and then

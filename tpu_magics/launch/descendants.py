@@ -117,7 +117,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 
 
 def _wait_for_end(descriptors: set[int], seconds: float) -> set[int]:
-    """Those that end within this time (pidfd_open(2): the descriptors become readable)."""
+    """Processes that end within this time (pidfd_open(2): the descriptors become readable)."""
     ended: set[int] = set()
     poll = select.poll()
     for descriptor in descriptors:

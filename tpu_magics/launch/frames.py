@@ -111,7 +111,7 @@ def _written_path(exc: BaseException) -> str:
 
 
 def _as_path(value: object) -> str:
-    """Of a path, or a file, in a folder that is there."""
+    """The path that a path or an open file stands for, if its folder exists; else ""."""
     name = value if isinstance(value, (str, os.PathLike)) else getattr(value, "name", "") if _is_file(value) else ""
     try:
         path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""

@@ -630,7 +630,7 @@ def _own_threads() -> list[threading.Thread]:
 
 
 def _own_processes() -> list[Any]:
-    """Those that Python waits for at its end. A manager's server is ended by its manager."""
+    """Processes that Python waits for at its end. A manager's server is ended by its manager."""
     children: list[Any] = list(multiprocessing.process._children)  # type: ignore[attr-defined]  # Python 3.10 to 3.14
     module = sys.modules.get("multiprocessing.managers")
     managers = tuple(f"{kind.__name__}-" for kind in _subclasses(module.BaseManager)) if module else ()

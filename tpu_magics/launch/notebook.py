@@ -136,7 +136,7 @@ class NotebookInterface(Protocol):
         thread."""
 
     def local_panel(self, files: RunFiles, stop: Callable[[], None]) -> RunObserver | None:
-        """The same for a run in the main thread: another thread updates the panel."""
+        """The panel of a run in the main thread: another thread updates it."""
 
     def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
         """Report a run without a panel to the front end; None if there is none. `main`: see WAITS, FREE and TRAINS."""

@@ -188,7 +188,7 @@ class Options:
     observe: Callable[[RunFiles], RunObserver] | None = None
 
     def for_workers(self) -> dict[str, Any]:
-        """Those that reach the workers (WorkerOptions) and that were given."""
+        """The given options that reach the workers (WorkerOptions)."""
         found = {one.name: getattr(self, one.name) for one in fields(WorkerOptions)}
         return {name: value for name, value in found.items() if value is not None}
 

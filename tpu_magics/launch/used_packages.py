@@ -43,7 +43,7 @@ def packages_of_code(code: types.CodeType, namespace: Mapping[str, Any]) -> set[
 
 
 def packages_of_function(function: Callable[..., Any]) -> set[str]:
-    """The same for a function, without its helpers."""
+    """The packages that a function imports or uses, without those of its helpers."""
     plain = next((one for one in _unwrapped(function) if isinstance(one, types.FunctionType)), None)
     own = {_package(one) for one in _unwrapped(function)} - {""}
     return own if plain is None else own | packages_of_code(plain.__code__, plain.__globals__)

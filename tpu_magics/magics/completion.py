@@ -153,7 +153,7 @@ def _functions(place: Place) -> list[str]:
 
 
 def _scripts(place: Place) -> list[str]:
-    """The same, and the scripts of the folder that the word names."""
+    """Completions of a script's name, with the scripts of the folder that the word names."""
     if place.args:
         return _expressions(place)
     head, slash, _ = place.word.rpartition("/")

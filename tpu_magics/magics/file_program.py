@@ -324,7 +324,7 @@ def call_of(program: FileProgram, found: argparse.Namespace) -> PreflightCall:
 
 
 def _options(found: argparse.Namespace, launch: SkippedTraining | None) -> dict[str, Any]:
-    """Those of the command line before those that the file trains the function with, and these before the session's.
+    """Options: the command line's before those that the file trains the function with, and these before the session's.
     A file that asks for several ranks gets those of the target, as the launcher would give it there."""
     theirs = launch.options if launch else Options()
     one = 1 if theirs.processes == 1 else None

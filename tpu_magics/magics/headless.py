@@ -76,7 +76,7 @@ def code_cells(path: Path) -> tuple[FileCell, ...]:
 
 
 def _tags(data: bytes) -> list[frozenset[str]]:
-    """Of each code cell; nbformat 3 has none, and there are as many sets as `read_notebook` gives sources."""
+    """The tags of each code cell; nbformat 3 has none, and there are as many sets as `read_notebook` gives sources."""
     found = json.loads(data.decode("utf-8-sig"))
     sheets = [found] if "cells" in found else found["worksheets"]
     cells = [cell for sheet in map(_dict, sheets) for cell in map(_dict, sheet.get("cells") or ())]

@@ -141,7 +141,7 @@ def check_notebook(given: Sequence[CheckedCell]) -> tuple[list[RuleFinding], str
 
 
 def _path(cell: CheckedCell, at: int) -> str:
-    """As a person finds the cell: by its number, where it has run."""
+    """The name by which a person finds the cell: its number, where it has run."""
     return f"In [{cell.number}]" if cell.number is not None else f"cell {at}"
 
 

@@ -68,7 +68,7 @@ class ShellNotebook:
         return self._seen(files, stop, TRAINS)
 
     def follow(self, files: RunFiles, stop: Callable[[], None], main: str) -> RunObserver | None:
-        """The same without a panel: the JupyterLab extension shows the run by itself."""
+        """Follow a run without a panel: the JupyterLab extension shows it by itself."""
         from tpu_magics.magics import front_ends, lab
 
         if lab.current is None:

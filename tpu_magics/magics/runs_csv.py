@@ -60,7 +60,7 @@ def _row(run: Run) -> tuple[Sequence[Cell], Mapping[str, Cell]]:
 
 
 def _utc(created: float | None) -> str:
-    """As ISO 8601 has it; "" where it is no time."""
+    """A time in ISO 8601; "" where it is none."""
     try:
         return "" if created is None else datetime.fromtimestamp(created, timezone.utc).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):

@@ -104,7 +104,7 @@ def _one_more(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[li
 
 
 def _longest_bound(before: Sequence[int | None], problem: _BoundsProblem) -> tuple[int | None, int]:
-    """The same for the longest bucket, over all its beginnings: it must fill a group."""
+    """A bound for the longest bucket, over all its beginnings: it must fill a group."""
     bound, samples = problem.lengths[-1], problem.below[-1]
     ways = [
         (cost + bound * (samples - problem.filled[start]), start)
@@ -315,7 +315,7 @@ def choose(ways: Sequence[PaddingStrategy]) -> tuple[PaddingStrategy, str]:
 
 
 def select_rows(ways: Sequence[PaddingStrategy], chosen: PaddingStrategy) -> tuple[PaddingStrategy, ...]:
-    """Of the numbers of buckets: the usual ones, the largest, and the chosen one."""
+    """The rows to show: the usual numbers of buckets, the largest, and the chosen one."""
     wanted = {*SHOWN_BUCKETS, max((len(way.lengths) for way in ways if way.kind == "buckets"), default=0)}
     return tuple(way for way in ways if way.kind != "buckets" or way is chosen or len(way.lengths) in wanted)
 

@@ -134,7 +134,7 @@ def _with_axes(field: _ChartField, curves: str, charts: Sequence[Chart], size: C
 
 
 def _fewer(points: Sequence[_ChartPoint], most: int) -> Iterator[_ChartPoint]:
-    """As many stretches as there is room for, each with its last finite value and its whole range."""
+    """Fewer points: as many stretches as there is room for, each with its last finite value and its whole range."""
     count = min(len(points), most)
     for index in range(count):
         part = points[index * len(points) // count : (index + 1) * len(points) // count]

@@ -159,7 +159,7 @@ def _chart(at: int, name: str, logged: Sequence[Value]) -> Chart:
 
 
 def compared_text(found: Comparison) -> Table:
-    """As one table: a line for each row."""
+    """The comparison as one table: a line for each row."""
     curves = [sparkline([value for _step, value, _low, _high in chart.points], _CURVE) for chart in found.charts]
     shapes = [Row(("curve of the loss", *curves))] if any(curves) else []
     rows = [*shapes, *(Row((row.label, *row.cells)) for row in found.different)]

@@ -93,7 +93,7 @@ def findings_text(findings: Sequence[Finding], looked_at: str) -> str:
 
 
 def findings_html(findings: Sequence[Finding], looked_at: str) -> str:
-    """The same as one `<div>`."""
+    """The findings as one `<div>`."""
     shown = [finding_view(one) for one in findings]
     head = f"{headline(shown)} in {looked_at}."
     if not shown:

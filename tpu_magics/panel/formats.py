@@ -84,7 +84,7 @@ def place(site: Site) -> str:
 
 
 def full_place(site: Site) -> str:
-    """The same with the whole path of a file."""
+    """A place with the whole path of its file."""
     return f"{short(site.path, 200)}, line {site.line}" if site.path else NOT_AVAILABLE
 
 

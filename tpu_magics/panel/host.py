@@ -88,7 +88,7 @@ def host_summary(
     placed: Placement | None = None,
     pod: Pod | None = None,
 ) -> protocol.KernelHost:
-    """The same in one line, for a status bar. Arguments: as those of `host_table`."""
+    """The host in one line, for a status bar. Arguments: as those of `host_table`."""
     rehearsal = host.device == "CPU"
     if rehearsal:
         title = "XLA:CPU rehearsal"

@@ -146,7 +146,7 @@ class RankRecords:
 
     @property
     def all_compiles(self) -> int | None:
-        """As the runtime counted them at the end, else as recorded; None where steps came without a record of one."""
+        """Compiles as the runtime counted them at the end, else those recorded; None if steps came without a record."""
         if self.end is not None and self.end.compiles is not None:
             return self.end.compiles
         return self.compiles if self.compiles or not self.steps or self._cached else None
@@ -175,7 +175,7 @@ class RankRecords:
 
     @property
     def compiling_share(self) -> float | None:
-        """Of the time since the function was entered."""
+        """The share of the time since the function was entered."""
         return None if self.compiling is None else self._share(self.compiling, self.last_t)
 
     @property
@@ -194,7 +194,7 @@ class RankRecords:
         return max(0.0, 1.0 - self.collectives_share - compiling)
 
     def _share(self, seconds: float, until: float) -> float | None:
-        """Of the time since the function was entered."""
+        """The share of the time since the function was entered."""
         began = self.training_at if self.training_at is not None else self.start.t if self.start else None
         return None if began is None or until <= began else min(1.0, seconds / (until - began))
 

@@ -137,6 +137,6 @@ def pages_text() -> str:
 
 
 def pages_html() -> str:
-    """The same, as links."""
+    """The pages as links."""
     links = ", ".join(f'<a href="{page}" target="_blank">{name}</a>' for name, page in PAGES.items())
     return f"<div style='margin-top:.8em'>{PAGES_TITLE}: {links}</div>"

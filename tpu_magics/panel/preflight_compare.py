@@ -190,7 +190,7 @@ def plot(found: Sequence[Line]) -> str:
 
 
 def _front(marks: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no other one beats in both; on the drawing less time is lower, with a larger y."""
+    """The points that no other one beats in both; on the drawing less time is lower, with a larger y."""
 
     def beats(other: tuple[float, float], one: tuple[float, float]) -> bool:
         return other != one and other[0] <= one[0] and other[1] >= one[1]

@@ -50,7 +50,7 @@ def hbm(result: TargetResult) -> PreflightFigure:
 
 
 def step(result: TargetResult) -> PreflightFigure:
-    """Of one step; where graphs take turns, of a full turn, with the graph that ends it."""
+    """The time of one step; where graphs take turns, of a full turn, with the graph that ends it."""
     found, cost, label = result.roofline, result.cost, "Step time (estimate)"
     if found.seconds is None or found.steps_per_second is None:
         return PreflightFigure(label, NOT_AVAILABLE, (no_cost(result),))
@@ -106,7 +106,7 @@ def padding(result: TargetResult) -> PreflightFigure:
 
 
 def compile_time(result: TargetResult) -> PreflightFigure:
-    """Of all graphs; "cached" where none was compiled now."""
+    """The compile time of all graphs; "cached" where none was compiled now."""
     known = [one.seconds for one in result.compiled if one.seconds is not None]
     if not known:
         return PreflightFigure("Compile", NOT_AVAILABLE, (why_none(result.steady),))

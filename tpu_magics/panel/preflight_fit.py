@@ -38,7 +38,7 @@ def fit_html(found: Preflight) -> str:
 
 
 def fit_text(found: Preflight, width: int, no_times: bool = False) -> Iterator[str]:
-    """The same without the drawing."""
+    """The result of the search in words, without the drawing."""
     if found.fit:
         answer = _answer(found)
         yield plain.to_text(Table(_heading(found), answer.columns, answer.rows, answer.notes), width)

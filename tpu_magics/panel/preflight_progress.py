@@ -47,7 +47,7 @@ def _rest(now: CompileProgress) -> str:
 
 
 def progress_html(now: CompileProgress) -> str:
-    """The same with a bar, where the expected time is known. For a display that is updated."""
+    """The progress with a bar, where the expected time is known. For a display that is updated."""
     text = progress_text(now)
     share = _share(now)
     if share is None:

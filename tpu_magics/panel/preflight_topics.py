@@ -123,7 +123,7 @@ def _samples(one: TargetResult, value: float) -> str:
 
 
 def _turn(one: TargetResult) -> str:
-    """Of the graphs that take turns, all together."""
+    """The figures of the graphs that take turns, all together."""
     if len(one.turn) < 2:
         return words.NOTHING
     return step(one).value + f" ({one.cost.syncs} {'graphs' if one.graph.name else 'syncs'})"
@@ -226,7 +226,7 @@ def _dimension(one: PaddedDimension) -> str:
 
 
 def _part(wasted: int, result: TargetResult) -> float:
-    """Of the HBM that is in use at the program's fullest point."""
+    """How much of the HBM in use at the program's fullest point is padding, from 0 to 1."""
     found = result.steady.padding
     return wasted / found.padded if found and found.padded else 0.0
 
@@ -413,7 +413,7 @@ def _notes(found: Preflight) -> Iterator[Topic]:
 
 
 def _with_names(note: str, names: Iterable[str], results: int) -> str:
-    """Of which targets that is, where it is not of all."""
+    """The text with the targets that it is about, where it is not about all."""
     told = tuple(names)
     return note if len(told) == results else f"{', '.join(told)}: {note}"
 

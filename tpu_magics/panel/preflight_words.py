@@ -132,7 +132,7 @@ def place_text(place: SourceLine | None) -> str:
 
 
 def place_and_code(place: SourceLine | None) -> str:
-    """The same with its code below."""
+    """A place with its code below."""
     return "\n".join(part for part in (place_text(place), short(place.code, 80) if place else "") if part)
 
 

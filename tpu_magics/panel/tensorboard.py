@@ -170,7 +170,7 @@ class _OtherRanks:
         return name in names
 
     def _compare(self, series: _Series) -> None:
-        """As far as rank 0 has come."""
+        """Compare this rank's values with rank 0's, as far as rank 0 has come."""
         lead, held = self._lead[series[1]], self._held[series]
         newest = next(reversed(lead), -1)
         for value in held[self._compared[series] :]:

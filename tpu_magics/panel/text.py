@@ -80,7 +80,7 @@ def _chart(chart: Chart) -> str:
 
 
 def _problems(found: Sequence[Problem], room: int) -> list[str]:
-    """As many as there is room for, and how many more there are."""
+    """The first problems that there is room for, and how many more there are."""
     lines: list[str] = []
     for at, one in enumerate(found):
         block = list(_problem(one, 2))

@@ -138,7 +138,7 @@ def _compiles(view: RunView) -> Figure:
 
 
 def _recompiles(view: RunView) -> Figure:
-    """Those that need action. The expected ones stand beside them."""
+    """The recompiles that need action. The expected ones stand beside them."""
     if view.recompiles is None:
         return Figure("Recompiles", NOT_AVAILABLE, hint=f"{NOT_AVAILABLE}: no compile was recorded.")
     unexpected = max(0, view.recompiles - view.expected)

@@ -40,7 +40,7 @@ def cause_name(graph: Compile) -> str:
 
 
 def problems(view: RunView) -> tuple[Problem, ...]:
-    """Those that need action, the most serious first."""
+    """The problems that need action, the most serious first."""
     found = [one for make in _MAKERS for one in make(view)]
     ordered = sorted(found, key=lambda one: one.tone != "broken")
     return (*ordered[:MOST], *_left(len(ordered) - MOST))

@@ -51,7 +51,7 @@ TRIGGERS = {
 
 
 def sections(view: RunView, compiles: int, points: int) -> tuple[Section, ...]:
-    """Those that have something to say."""
+    """The sections that have something to say."""
     made = (
         _notes(view),
         _compiles(view, compiles),
@@ -160,7 +160,7 @@ def _compile(entry: CompileEntry) -> Item:
 
 @by_identity
 def _compile_elsewhere(entry: CompileEntry) -> Item:
-    """Of another rank than the one whose counts are shown."""
+    """A compile of another rank than the one whose counts are shown."""
     return _compile_item(entry, f", rank {entry.rank}")
 
 
@@ -429,7 +429,7 @@ def _rank_loss(view: RunView, rank: RankView) -> str:
 
 
 def _rank_recompiles(_view: RunView, rank: RankView) -> str:
-    """Those that need action."""
+    """A rank's recompiles that need action."""
     return _count(None if rank.recompiles is None else max(0, rank.recompiles - rank.expected))
 
 

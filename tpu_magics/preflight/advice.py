@@ -79,7 +79,7 @@ class Subject:
                 yield name, _dims(type_)
 
     def share(self, ops: Sequence[ProfiledOp]) -> float:
-        """Of the time of the step."""
+        """The share of the time of the step."""
         whole = self.result.profile.whole.weight
         return sum(one.least if one.seconds is None else one.seconds for one in ops) / whole if whole else 0.0
 
@@ -322,7 +322,7 @@ def batch(subject: Subject) -> Iterator[Proposal]:
 
 
 def too_large(subject: Subject) -> Iterator[Proposal]:
-    """Of a step that does not fit: what needs less memory."""
+    """Advice for a step that does not fit: what needs less memory."""
     if not subject.result.traced.precision.startswith("bf16"):
         yield Proposal("bf16", _TO_BF16, Variant("precision=bf16", precision="bf16"), about_memory=True)
     yield from checkpointing(subject)

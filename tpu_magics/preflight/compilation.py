@@ -309,7 +309,7 @@ class _Work:
 
 
 def _of_operations(graph: LoweredGraph, found: Operations, target: Target) -> CompileResult:
-    """Of operations that run one by one: what is known without a compiler."""
+    """What is known without a compiler of operations that run one by one."""
     available = target.chip.available
     return CompileResult(
         target.name,

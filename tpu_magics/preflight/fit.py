@@ -110,7 +110,7 @@ def bracket(points: Iterable[FitPoint], sizes: Range) -> tuple[int, int | None]:
 
 
 def whole(points: Iterable[FitPoint]) -> list[FitPoint]:
-    """Those whose graphs were all compiled, and those that do not fit."""
+    """Points whose graphs were all compiled, and those that do not fit."""
     return [point for point in points if not point.partial]
 
 

@@ -15,7 +15,7 @@ _OF_TRAINING = {one.name: one.metadata["option"] for one in fields(Options) if "
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOptions:
-    """Of one call. `spmd`: None: as in the session."""
+    """The options of one preflight. `spmd`: None: as in the session."""
 
     target: str | Sequence[str] = option(
         MISSING,
@@ -90,7 +90,7 @@ class PreflightOptions:
     force: bool = option(False, "--force", help="trace even if there is not enough host memory (estimate)")
 
     def of_trace(self) -> Options:
-        """Those of the run that traces. Raises TpuMagicsError for invalid values."""
+        """Options of the run that traces. Raises TpuMagicsError for invalid values."""
         names: dict[str, Any] = {"processes": self.processes, "precision": self.precision, "steps": self.steps}
         made = Options(**names, force=self.force, spmd=ALL_DEVICES if self.spmd else None)
         made.check()

@@ -231,7 +231,7 @@ class TrainingCall:
 
     @property
     def framework(self) -> str:
-        """As in PreflightPipeline."""
+        """The name of the backend that makes the graphs, as in PreflightPipeline."""
         return (session.current.local if self.is_tensorflows else session.current.backend).name
 
     @property

@@ -105,7 +105,7 @@ class ProfileGroup:
 
     @cached_property
     def unknown(self) -> tuple[ProfiledOp, ...]:
-        """Those that it does not estimate, and that take time of their own."""
+        """Operations that it does not estimate, and that take time of their own."""
         return tuple(one for one in self.ops if one.seconds is None and not one.is_hidden)
 
     @cached_property
@@ -167,7 +167,7 @@ class TransferGroup(ProfileGroup):
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one step on one device. `ops`: in the order in which they run, a loop's once; `missing`: why there is no
+    """One step on one device. `ops`: in the order in which they run, a loop's once; `missing`: why there is no
     estimate, "" where there is one; `held`, `curve`: of the program that needs most memory, as in CompileResult;
     `bandwidth`: of HBM, bytes/s; `mesh`: as in LoweredGraph; `ranks`: that train together."""
 
@@ -257,7 +257,7 @@ class Profile:
 
     @cached_property
     def modules(self) -> tuple[ModuleTree, ...]:
-        """As a tree."""
+        """The modules as a tree."""
         return tuple(_trees("", [one for one in self.ops if not one.is_hidden]))
 
     def largest(self, count: int = 10) -> tuple[ProfiledOp, ...]:
@@ -284,7 +284,7 @@ class Profile:
 
 
 def _names(axes: Sequence[tuple[str, int]]) -> str:
-    """Of those that have several devices; those without a name by their sizes."""
+    """The names of mesh axes that have several devices; those without a name by their sizes."""
     return " and ".join(name or f"an axis of {size}" for name, size in axes if size > 1)
 
 
@@ -325,7 +325,7 @@ def held_module(one: HeldMemory) -> str:
 
 
 def profile(compiled: Iterable[CompileResult], chip: ChipSpec, graph: LoweredGraph | None = None) -> Profile:
-    """Of a step that runs these programs one after the other, on one device of that chip. `graph`: one of them, for the
+    """Profile a step that runs these programs in turn, on one device of that chip. `graph`: one of them, for the
     devices that take part."""
     found = list(compiled)
     ops = tuple(_profiled(cost, chip) for one in found for cost in one.costs)

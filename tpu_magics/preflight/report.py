@@ -90,7 +90,7 @@ class TargetResult:
 
     @property
     def name(self) -> str:
-        """As Google writes it, e.g. "v5litepod-8"."""
+        """The target's name in Google's words, e.g. "v5litepod-8"."""
         return self.target.name
 
     @property
@@ -154,7 +154,7 @@ class TargetResult:
 
     @cached_property
     def roofline(self) -> Roofline:
-        """Of the steady graph on one device: an estimate, and where `roofline.least` a lower bound of the time."""
+        """The steady graph's roofline on one device: an estimate, and if `roofline.least` a lower bound of the time."""
         return self.roofline_of(self.steady)
 
     def roofline_of(self, compiled: CompileResult) -> Roofline:

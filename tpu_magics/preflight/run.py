@@ -89,7 +89,7 @@ class SearchProbe:
             return {name: self._compile(value, self.start.target(name), 1) for name in names}
 
     def complete(self, value: int, names: Sequence[str]) -> Mapping[str, FitPoint]:
-        """The same with the size's other graphs."""
+        """The points of these targets at this size, with all its graphs."""
         return {name: self._compile(value, self.start.target(name), None) for name in names}
 
     def _compile(self, value: int, start: TargetResult, most: int | None) -> FitPoint:

@@ -62,7 +62,7 @@ class Target:
 
     @property
     def topology(self) -> str:
-        """As libtpu takes it: "v5e:2x4"."""
+        """The topology in libtpu's words: "v5e:2x4"."""
         return _topology(self.chip, self.bounds)
 
     @property

@@ -35,7 +35,7 @@ class Axis:
 
     @classmethod
     def of(cls, text: str) -> Axis:
-        """Of "batch=32,64". Raises TpuMagicsError where it has another form."""
+        """The axis in "batch=32,64". Raises TpuMagicsError where it has another form."""
         name, _, values = text.partition("=")
         found = tuple(dict.fromkeys(one.strip() for one in values.split(",") if one.strip()))
         known = {PRECISION: PRECISION_NAMES, REMAT: (ON, OFF)}.get(name)
@@ -60,7 +60,7 @@ MeshAxes = tuple[tuple[str, int], ...]  # and their sizes
 
 
 def parse_mesh(text: str) -> MeshAxes:
-    """Of "data=4,model=2". Raises TpuMagicsError where it has another form."""
+    """The axes in "data=4,model=2". Raises TpuMagicsError where it has another form."""
     pairs = [one.partition("=") for one in text.split(",")]
     names = [name for name, _, _ in pairs]
     known = set(names) <= set(MESH_AXES) and len(set(names)) == len(names)

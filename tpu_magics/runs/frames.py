@@ -113,6 +113,6 @@ def _values_frame(pandas: Any, logged: Sequence[Value], one_rank: bool) -> Any:
 
 
 def _number(value: float | int | str) -> float | int | str:
-    """As it was before JSON, which has no nan and no inf."""
+    """A number as it was before JSON, which has no nan and no inf."""
     found = as_number(value) if isinstance(value, str) else None
     return value if found is None else found

@@ -189,5 +189,5 @@ def newest_first(found: Sequence[Entry]) -> list[Entry]:
 
 
 def next_order(place: Path, now: float) -> float:
-    """Of a new run: the time, and after all that are there."""
+    """The order of a new run: the time, and after all that are there."""
     return max([now, *(entry.order + _AFTER for entry in entries(place) if entry.order is not None)])

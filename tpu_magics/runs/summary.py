@@ -152,7 +152,7 @@ def _steps(first: list[Event], ends: list[End], status: str) -> int | None:
 
 
 def _compiles(first: list[Event], ends: list[End]) -> int | None:
-    """As the runtime counted them; as they were recorded, where rank 0 did not come to its end."""
+    """The compiles that the runtime counted; those recorded, where rank 0 did not come to its end."""
     if ends:
         return ends[-1].compiles
     return len(only(first, Compile)) or None

@@ -55,7 +55,7 @@ class EventWriter:
         self.write(kind(round(time.time(), 3), self.rank, **fields))
 
     def write_last(self, event: Event) -> int:
-        """As `write`, for the last record: tries again after a failure, on a line of its own."""
+        """Write the last record: tries again after a failure, on a line of its own."""
         with self._lock:
             torn, self.failed = self.failed is not None, None
             if torn:

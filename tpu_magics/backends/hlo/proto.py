@@ -105,7 +105,7 @@ class _Index:
         self.known: dict[int, tuple[HloFrame, ...]] = {0: ()}
 
     def frames(self, metadata: Mapping[int, bytes]) -> tuple[HloFrame, ...]:
-        """Of an instruction's metadata, innermost first."""
+        """The stack frames in an instruction's metadata, innermost first."""
         number = _number(metadata.get(_STACK_FRAME_ID, b""))
         if number:
             return self._chain(number)

@@ -27,7 +27,7 @@ def parse_stablehlo(text: str) -> Graph:
 
 
 def _as_hlo(text: str) -> str:
-    """The same operations as HLO text, without what a graph does not need."""
+    """StableHLO operations as HLO text, without what a graph does not need."""
     lines = ["HloModule stablehlo"]
     for line in _LOCATION.sub("", text).splitlines():
         function, operation = _FUNCTION.match(line), _OPERATION.match(line)
@@ -62,7 +62,7 @@ def _instruction(result: str | None, name: str, rest: str) -> str:
 
 
 def _types(text: str) -> str:
-    """Of one or more tensors: "tensor<4x3xf32>" -> "f32[4,3]"."""
+    """HLO's names of tensor types: "tensor<4x3xf32>" -> "f32[4,3]"."""
     found = [
         f"{_TYPES.get(dtype) or re.sub(r'^i(?=[0-9])', 's', dtype)}[{','.join(sizes.split('x')[:-1])}]"
         for sizes, dtype in _TENSOR.findall(text)

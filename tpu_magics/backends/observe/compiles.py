@@ -50,7 +50,7 @@ class CompileEvidence:
 
     @property
     def key(self) -> Hashable:
-        """Of what it is a recompile if there was one before: its site."""
+        """What it is a recompile of if there was one before: its site."""
         return self.site.id
 
 

@@ -99,7 +99,7 @@ def normalise(path: str | Path) -> str:
 
 
 def expand(path: str | Path) -> str:
-    """The same for an existing path, without a check of its name."""
+    """Expand an existing path, without a check of its name."""
     text = str(path)
     return str(Path(text).expanduser()) if is_local(text) else text.rstrip("/")
 

@@ -232,7 +232,7 @@ _TAPE = "gradient_tape"
 
 
 def scope_of(name: str) -> OpScope:
-    """Of an op's name in a graph of Keras: "gradient_tape/model/dense/MatMul/MatMul_1" is backward of model.dense."""
+    """Phase and layer in an op's name: "gradient_tape/model/dense/MatMul/MatMul_1" is backward of model.dense."""
     first, *rest = name.split("/")
     if first == _TAPE:
         return OpScope(".".join(rest[:-2]), BACKWARD)

@@ -78,7 +78,7 @@ class TensorFlowStore:
         """There are none."""
 
     def new_steps(self, observed: int) -> tuple[int, bool]:
-        """Those that the observer has counted since the last call; a function of TensorFlow's does a whole one."""
+        """Steps that the observer has counted since the last call; a function of TensorFlow's does a whole one."""
         before, self._steps = self._steps, observed
         return observed - before, True
 
@@ -210,7 +210,7 @@ class TensorFlowRandomStates:
     """The `LoopRandomStates` of backends/protocols.py."""
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
-        """Those of the process only: generators of the program are variables."""
+        """Random states of the process only: generators of the program are variables."""
 
     def read(self, device: bool = True) -> dict[str, Any]:
         context = _eager_context()

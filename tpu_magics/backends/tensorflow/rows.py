@@ -193,7 +193,7 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
 
 
 def fill_nest(values: Any, found: Mapping[str, Any], path: str = "") -> Any:
-    """The same nest with other values, by name."""
+    """A nest of the same form with other values, by name."""
     if isinstance(values, Mapping):
         return {key: fill_nest(one, found, f"{path}[{key!r}]" if path else str(key)) for key, one in values.items()}
     if isinstance(values, tuple):

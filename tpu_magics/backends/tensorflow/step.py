@@ -104,7 +104,7 @@ def _require_ready(model: Any) -> None:
 
 
 def _as_floatx(array: Any) -> Any:
-    """As Keras' array adapter does."""
+    """Convert to floatx, like Keras' array adapter."""
     return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
 
@@ -235,7 +235,7 @@ class FixedIterator:
         return self.element
 
     def get_next(self) -> Any:
-        """As tf.data.Iterator.get_next."""
+        """The next element, like tf.data.Iterator.get_next."""
         return self.element
 
 

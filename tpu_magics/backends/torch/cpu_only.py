@@ -173,7 +173,7 @@ class DeviceDescriptor:
             raise
 
     def _on_cpu(self, arguments: Any) -> Any:
-        """As with use_cpu=True, even if there is a GPU: an initialized CUDA prevents every fork."""
+        """Behave like use_cpu=True, even if there is a GPU: an initialized CUDA prevents every fork."""
         asked = arguments.use_cpu
         arguments.use_cpu = True
         try:

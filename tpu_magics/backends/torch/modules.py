@@ -373,7 +373,7 @@ def slots(model: Any) -> list[Slot]:
 
 
 def own_slots(prefix: str, module: Any) -> Iterator[Slot]:
-    """Those of one module, which is called `prefix`."""
+    """Slots of one module, which is called `prefix`."""
     for key, _ in module._parameters.items():  # a scripted module's table is not iterable
         if not key.startswith(SHARD_PREFIX):
             yield Slot(_join(prefix, key), module, key, "parameter")

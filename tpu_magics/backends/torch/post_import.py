@@ -75,7 +75,7 @@ class _CallbackLoader(Loader):
         self.hook = hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader does."""
+        """Create the module by its own loader."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

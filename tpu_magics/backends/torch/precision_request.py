@@ -130,7 +130,7 @@ def _overruling(request: PrecisionRequest, option: str, environment: Mapping[str
 
 
 def no_fp16(who: str) -> TpuMagicsError:
-    """The same error on a TPU, where accelerate rejects fp16, and on XLA:CPU, where it does not."""
+    """One error for fp16 on a TPU, where accelerate rejects it, and on XLA:CPU, where it does not."""
     return TpuMagicsError(
         f"{who} requests fp16 mixed precision, which TPUs do not support.",
         "TPUs compute in bf16, and accelerate rejects fp16 on them. The same notebook must run the same everywhere, so "

@@ -307,7 +307,7 @@ def replay_seed() -> None:
 
 
 def _defer_seeding(module: Any, state: _SeedGuard, in_notebook: Callable[[], bool]) -> None:
-    """Of a module of DEFERRED: all functions with which it seeds."""
+    """Defer all functions with which a module of DEFERRED seeds."""
     for owner, name in DEFERRED:
         if owner == module.__name__:
             _defer(module, name, state, in_notebook)

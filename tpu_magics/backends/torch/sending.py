@@ -20,7 +20,7 @@ _later: list[Callable[[], None]] = []  # these give leaves of them their gradien
 
 
 def reduced(value: Any) -> tuple[Any, ...] | None:
-    """As `__reduce__` returns it; None if pickle may take it as it is."""
+    """What `__reduce__` returns for it; None if pickle may take it as it is."""
     if issubclass(type(value), torch.device):
         return notebook_devices.reduced(value)
     if issubclass(type(value), torch.optim.Optimizer):

@@ -262,7 +262,7 @@ class ArrayKind(BaseKind):
         return back
 
     def _reform(self, value: Any, content: Any) -> Undo:
-        """As `arr.resize` does; that needs an array without other references, but the notebook's names are
+        """Resize in place; `arr.resize` needs an array without other references, but the notebook's names are
         references."""
         old = np.array(value)
 
@@ -352,7 +352,7 @@ class TorchState:
         }
 
     def versions(self, models: Mapping[str, Any], *, contents: bool = False) -> dict[tuple[str, str], Any]:
-        """Of the tensors of `named`, as torch counts what is written to them, which it does not through `.data` or a
+        """Versions of the tensors of `named`: torch counts what is written to them, but not through `.data` or a
         NumPy view; `contents`: also a checksum of the values, but of those in memory that a worker may write to."""
 
         def total(tensor: Any) -> Any:

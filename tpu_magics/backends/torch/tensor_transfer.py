@@ -115,7 +115,7 @@ def take_contents(old: Any, new: Any) -> bool:
 
 
 def _swap(old: Any, new: Any) -> None:
-    """As torch.utils.swap_tensors (torch 2.9 and 2.15), but `old` keeps its class, and may have weak references of
+    """Like torch.utils.swap_tensors (torch 2.9 and 2.15), but `old` keeps its class, and may have weak references of
     Python's: it stays the same object, so they stay right."""
     for tensor in (old, new):
         if tensor._use_count() > 1:

@@ -90,7 +90,7 @@ def _copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _identity(tensor: Any) -> tuple[Any, ...]:
-    """The same for what `state_dict()` makes of one parameter, which are other Python objects."""
+    """A key that is equal for all that `state_dict()` makes of one parameter, which are other Python objects."""
     if tensor.device.type != "xla":
         place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()  # of a view
         return str(tensor.device), tensor.untyped_storage().data_ptr() or id(tensor), *place
@@ -100,7 +100,7 @@ def _identity(tensor: Any) -> tuple[Any, ...]:
 
 
 def _tell_device_tensors_apart(module: Any) -> None:
-    """As `_save_device_tensors`, for what accelerate does before."""
+    """Let accelerate find which tensors share memory, before it saves them (`_save_device_tensors`)."""
     original = getattr(module, "id_tensor_storage", None)
     if original is None:
         return
@@ -129,7 +129,7 @@ def recording(writer: EventWriter) -> Iterator[None]:
 
 
 def writer() -> EventWriter | None:
-    """Of this rank's records; None if nothing is recorded."""
+    """The writer of this rank's records; None if nothing is recorded."""
     return _writers[0] if _writers else None
 
 

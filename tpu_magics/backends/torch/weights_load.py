@@ -108,7 +108,7 @@ def _changes(put: WeightUpdate) -> bool:
 
 
 def _owned(put: WeightUpdate) -> WeightUpdate:
-    """The same with values in their own memory if the model keeps them: not those of the mapped file."""
+    """Values in their own memory, not that of the mapped file, if the model keeps them."""
     if put.how in ("copy", "materialise") or put.value is None:
         return put
     same_shape = put.target is not None and put.target.shape == put.value.shape

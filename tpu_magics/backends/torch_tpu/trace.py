@@ -98,7 +98,7 @@ class LiveTensors:
             self._most += size
 
     def bytes_of(self, found: Iterable[Any]) -> int:
-        """Of these tensors; those that share memory count once."""
+        """Bytes of these tensors; those that share memory count once."""
         storages = {one.untyped_storage()._cdata: one for one in found}
         return sum(
             self._known[key][1] if key in self._known else one.untyped_storage().nbytes()
@@ -464,8 +464,8 @@ def _refuse_dynamic(_original: Any) -> Any:
 
 
 def _scope_of(node: Any, is_forward: bool) -> OpScope:
-    """Of an operation of torch.compile's graph: the module that Dynamo notes of it, of a backward operation that of its
-    forward one. A forward operation in a backward pass is computed again."""
+    """The scope of an operation of torch.compile's graph: the module that Dynamo notes of it, of a backward one
+    that of its forward one. A forward operation in a backward pass is computed again."""
     backward = "fwd_source_fn_stack" in node.meta or "fwd_nn_module_stack" in node.meta
     stack = node.meta.get("fwd_nn_module_stack" if backward else "nn_module_stack") or {}
     path, kind = next(reversed(stack.values()), ("", None))
@@ -482,7 +482,7 @@ def _returned(count: int) -> int:
 
 
 def _dtype(found: Sequence[Any]) -> str:
-    """As XLA names it, of the widest."""
+    """XLA's name of the widest type."""
     widest = max(found, key=lambda one: one.dtype.itemsize).dtype
     return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}.get(
         widest, str(widest)[len("torch.") :]

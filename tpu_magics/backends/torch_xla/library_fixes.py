@@ -279,7 +279,7 @@ def fix_elu() -> None:
 
 
 def _elu_backward(grad: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any) -> Any:
-    """As torch's own (ATen/native/cpu/Elu.h). `x`: the result or, unless the operation was in place, the input."""
+    """ELU's gradient as in torch (ATen/native/cpu/Elu.h). `x`: the result or, unless it was in place, the input."""
     slope = alpha * scale * input_scale
     low = x * input_scale + slope if is_result else (x * input_scale).exp() * slope
     return grad * low.where(x <= 0, scale)

@@ -111,7 +111,7 @@ def arrange(spec: WorkerSpec) -> None:
 
 
 def _has_chips(module: Any) -> None:
-    """As many as the type of the TPU has: torch_xla 2.9 counts those that PCI shows."""
+    """Show as many chips as the type of the TPU has: torch_xla 2.9 counts those that PCI shows."""
     prefix, _, number = os.environ["TPU_ACCELERATOR_TYPE"].rpartition("-")
     chips = int(number) if prefix in ("v5litepod", "v6e") else int(number) // 2  # the others' types count TensorCores
     module.num_available_chips = lambda: chips

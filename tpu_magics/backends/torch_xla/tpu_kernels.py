@@ -84,7 +84,7 @@ _STARTS = {"sum": 0, "prod": 1, "amax": -math.inf, "amin": math.inf}
 
 @functools.lru_cache
 def _factor(name: str, default: int) -> int:
-    """As torch_xla reads it, once."""
+    """The environment's factor, read once like torch_xla does."""
     return int(os.environ.get(name) or default)
 
 
@@ -115,7 +115,7 @@ def _mask(dim: int, index: Any, count: int) -> Any:
 
 
 def _cut(x: Any, index: Any, dim: int) -> Any:
-    """As many rows as there are indices, in each dimension but `dim`."""
+    """Keep as many rows as there are indices, in each dimension but `dim`."""
     import torch
 
     for one, count in enumerate(index.shape):

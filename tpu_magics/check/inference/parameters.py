@@ -215,7 +215,7 @@ _UNION = re.compile(r"^(?:typing\.)?Union\[(.*)\]$", re.S)
 
 
 def _parts(text: str) -> list[str]:
-    """Of `A | B` or `Union[A, B]` the parts."""
+    """The parts of `A | B` or `Union[A, B]`."""
     union = _UNION.match(text)
     inner, separator = (union[1], ",") if union else (text, "|")
     parts, depth, start = [], 0, 0

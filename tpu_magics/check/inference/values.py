@@ -185,7 +185,7 @@ class AbstractValue:
         self.creator_ctx = creator_ctx
 
     def with_(self, **changes: Any) -> AbstractValue:
-        """The same value with some attributes changed."""
+        """A copy of the value with some attributes changed."""
         result = {name: getattr(self, name) for name in AbstractValue.__slots__}
         return AbstractValue(**{**result, **changes})
 

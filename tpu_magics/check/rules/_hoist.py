@@ -137,7 +137,7 @@ def _is_harmless(item: ast.withitem, ctx: RuleContext) -> bool:
 
 
 def helper_reason(call: CallSite, helper: Function, function: Function | None) -> str:
-    """The same for a call of a helper function that builds and returns a model."""
+    """Why the model that a helper function builds and returns cannot be hoisted."""
     if helper.outer is not None:
         return hoisting.IN_FUNCTION.format(name=helper.name, line=helper.node.lineno)
     result = reason(call, function)

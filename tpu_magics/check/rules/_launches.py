@@ -287,7 +287,7 @@ def _several(result: Sequence[LaunchSite], program: CheckedProgram) -> bool:
 
 
 def may_be_several(ctx: RuleContext) -> bool:
-    """The same, also where the number is left to tpu_magics."""
+    """Whether there may be several ranks, also where the number is left to tpu_magics."""
     return any(one.ranks is NOTHING or one.several for one in launches_of(ctx))
 
 

@@ -222,7 +222,7 @@ def short(ctx: RuleContext, node: ast.AST, otherwise: str = "it") -> str:
 
 
 def atom(ctx: RuleContext, node: ast.AST, otherwise: str = "mask") -> str:
-    """The same, in brackets for use with an operator."""
+    """The short text of an expression, in brackets for use with an operator."""
     text = short(ctx, node, otherwise)
     plain = text == otherwise or isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
     return text if plain else f"({text})"

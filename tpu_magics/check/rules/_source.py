@@ -223,7 +223,7 @@ def remove_argument(call: ast.Call, keyword: ast.keyword, ctx: RuleContext) -> t
 
 
 def remove_entry(literal: ast.Dict, key: ast.expr, ctx: RuleContext) -> tuple[Edit, ...]:
-    """The same for a key and its value in a dict literal."""
+    """The edits that remove a key and its value from a dict literal."""
     pairs = [(one or value, value) for one, value in zip(literal.keys, literal.values, strict=True)]
     spans = [_span(first, last, ctx) for first, last in pairs]
     wanted = next(span for span, (first, _) in zip(spans, pairs, strict=True) if first is key)

@@ -50,7 +50,7 @@ def is_computed(value: AbstractValue, ctx: RuleContext) -> bool:
 
 
 def is_readable(value: AbstractValue, ctx: RuleContext) -> bool:
-    """The same, and also the results of models and loaders: for operations that only tensors have."""
+    """Whether it is a tensor, or a result of a model or loader: for operations that only tensors have."""
     return (value.kind == TENSOR or value.kind in STRUCTURES) and _here(value, ctx)
 
 
@@ -103,7 +103,7 @@ def runs_each_step(ctx: RuleContext) -> bool:
 
 
 def may_run_each_step(ctx: RuleContext) -> bool:
-    """The same, and also code that may run in a step: functions that are not called here, or called from such code.
+    """Whether code runs, or may run, in each step: also functions that are not called here, or called from such code.
     Code before, between and after the steps runs rarely."""
     if ctx.every_n:
         return False

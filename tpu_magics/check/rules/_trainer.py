@@ -112,7 +112,7 @@ def all_of(program: CheckedProgram) -> list[TrainingArgumentsCall]:
 
 
 def on_tpu(program: CheckedProgram) -> Iterator[TrainingArgumentsCall]:
-    """Those that are not for another device."""
+    """The calls of TrainingArguments that are not for another device."""
     return (one for one in all_of(program) if not one.is_for_other_device)
 
 

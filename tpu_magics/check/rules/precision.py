@@ -35,7 +35,7 @@ def is_float16(node: ast.expr | None, ctx: RuleContext, texts: bool = False) -> 
 
 
 def _is_for_other_device(node: ast.AST, ctx: RuleContext) -> bool:
-    """As for other rules, but accelerate and the Trainer choose the device, whatever else the program moves."""
+    """Whether code is for another device: accelerate and the Trainer choose theirs, whatever else the program moves."""
     whole = not ctx.program.xla and _device.is_gpu_program(ctx.program)
     if whole or _device.is_in_other_device_branch(node, ctx) or is_test_of(ctx.program):
         return True
@@ -125,7 +125,7 @@ def _launched_constant(launch: LaunchSite, position: int, default: Any) -> Any:
 
 
 def _positional(call: CallSite, position: int, default: Any) -> Any:
-    """Of `tpu_magics.train(function, *args)`."""
+    """The value at this position of `tpu_magics.train(function, *args)`; `default` without one."""
     given = call.node.args[: position + 1]
     if any(isinstance(one, ast.Starred) for one in given):
         return NOTHING

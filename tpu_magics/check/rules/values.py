@@ -137,7 +137,7 @@ def _branch_subject(node: ast.AST) -> str:
 
 
 def _operand(needed: ast.expr, ctx: RuleContext) -> ast.expr:
-    """Of `loss > best` the loss."""
+    """The loss in `loss > best`."""
     if isinstance(needed, ast.Compare):
         sides = (needed.left, *needed.comparators)
         return next((one for one in sides if _tensor_values.is_readable(ctx.value(one), ctx)), needed)

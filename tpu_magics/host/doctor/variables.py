@@ -69,7 +69,7 @@ def _kaggle(facts: HostFacts) -> Iterator[Check]:
 
 
 def _addresses(facts: HostFacts) -> Iterator[Check]:
-    """The same on any other host, set by a shell's profile or a copied cell."""
+    """Wrong addresses of processes on any other host, set by a shell's profile or a copied cell."""
     workers = facts.host.workers
     if facts.host.variable_changes or workers == 1:
         return

@@ -72,7 +72,7 @@ _STARTING = re.compile(r"initializ|StatusOr|libtpu|PJRT|UNAVAILABLE|No (?:TPU|de
 
 
 def device_evidence(outcome: WorkerOutcome) -> str:
-    """As `evidence`; if the exception only says that the device did not start, the output counts too."""
+    """The text that counts as evidence; if the exception only says that the device did not start, with the output."""
     text = evidence(outcome)
     return f"{text}\n{plain(outcome.log_tail)}" if raised(outcome) and _STARTING.search(text) else text
 

@@ -204,7 +204,7 @@ class Candidate:
     weightless: bool = False
 
     def declined(self, reason: str) -> DeclinedCall:
-        """The same call, declined for `reason`."""
+        """A copy of the call, declined for `reason`."""
         return DeclinedCall(self.line, self.scope.source.code(self.call), reason, certain=True)
 
 

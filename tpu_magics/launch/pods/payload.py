@@ -178,7 +178,7 @@ def rebuild_work(payload: Payload, main: dict[str, Any], folder: Path) -> Work:
 
 
 def _rebuild_hoists(payload: Payload, main: dict[str, Any]) -> hoist.HoistPlan | None:
-    """The same hoisted models as in the notebook; None if they differ, then each worker builds its own."""
+    """The hoisted models, built again; None if they differ from the notebook's, then each worker builds its own."""
     work = payload.work
     hoistable: Any = work.function if isinstance(work, FunctionWork) else payload.tree
     hoists = hoist.plan_hoists(

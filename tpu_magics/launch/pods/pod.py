@@ -124,7 +124,7 @@ def is_streamed_file(name: str) -> bool:
 
 
 def is_result_file(name: str) -> bool:
-    """The same for files that a host sends at the end, which may be in folders."""
+    """Whether a host sends the file at the end; it may be in a folder."""
     first, *_ = parts = name.split("/")
     return fnmatchcase(first, RESULTS) and not {"", ".", ".."} & set(parts)
 

@@ -41,7 +41,7 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """As Google writes it: "v5litepod-16"."""
+        """The name in Google's words: "v5litepod-16"."""
         return self.generation.type_string(self.all_chips)
 
     @property
@@ -64,7 +64,7 @@ class Slice:
 
     @property
     def chips(self) -> int:
-        """Of one host."""
+        """The chips of one host."""
         return math.prod(self.host_bounds)
 
     @property
@@ -95,7 +95,7 @@ def slice_from_labels(pod_type: str, topology: str, chips: float) -> Slice | Non
 
 
 def _host_bounds(bounds: tuple[int, ...], chips: int) -> Bounds:
-    """Of a host with this number of chips: the whole slice if it has one host, else 2x2, on v5e and v6e also 2x4."""
+    """The bounds of a host with so many chips: the slice if it has one host, else 2x2, on v5e and v6e also 2x4."""
     if chips >= math.prod(bounds):
         x, y, z = (*bounds, 1, 1)[:3]
         return x, y, z

@@ -29,7 +29,7 @@ def all_of(frame: FrameType) -> dict[str, Any]:
 
 
 def live(frame: FrameType) -> dict[str, Any]:
-    """Those that the frame may read before it assigns them again; of a cell all, since later cells may read them."""
+    """Variables that the frame may read before it assigns them again; of a cell all: later cells may read them."""
     code = frame.f_code
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return all_of(frame)

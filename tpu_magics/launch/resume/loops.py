@@ -71,7 +71,7 @@ class LoopListener(Protocol):
         """A loop begins that something repeats which is no statement."""
 
     def to_set(self, frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Those of its local variables at the checkpoint that it gets now."""
+        """The local variables of the checkpoint that it gets now."""
 
     def arrived(self, loops: TrainingLoops, frames: Sequence[FrameType]) -> None:
         """The position to go on from is reached."""
@@ -298,7 +298,7 @@ class TrainingLoops:
         return found
 
     def _watch(self, running: _Running, items: Iterable[Any], before: Any) -> None:
-        """Of the first items: whether their generator draws from the same random numbers as the body."""
+        """Look at the first items: whether their generator draws from the same random numbers as the body."""
         assert self.states is not None
         body = self.states.moved(running.after, before) if running.after is not None else set()
         running.after = self.states.read(device=False)

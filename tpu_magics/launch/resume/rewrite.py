@@ -207,7 +207,7 @@ def trains(body: Iterable[ast.AST], names: frozenset[str], walk: Walk = ast.walk
 
 
 def _outside_loops(node: ast.AST) -> Iterator[ast.AST]:
-    """As `ast.walk`, without what is in a `for` loop."""
+    """The nodes that `ast.walk` gives, without what is in a `for` loop."""
     if not isinstance(node, ast.For):
         yield node
         for child in ast.iter_child_nodes(node):

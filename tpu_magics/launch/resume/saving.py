@@ -241,7 +241,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def board_of(plan: CheckpointPlan, scratch: Path) -> Board:
-    """Of the ranks of a run: in the scratch folder of their host, or on several in the place."""
+    """Where the ranks of a run agree: in the scratch folder of their host, or on several in the place."""
     return open_place(plan.place).board(plan.exchange) if plan.exchange else FolderBoard(scratch)
 
 

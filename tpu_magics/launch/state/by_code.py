@@ -26,7 +26,7 @@ _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__", "__module__", "__qualnam
 
 
 def reduced_function(function: types.FunctionType) -> tuple[Any, ...]:
-    """As `__reduce__` returns it. Raises PicklingError for a function that cannot be made again from its code."""
+    """What `__reduce__` returns for a function. Raises PicklingError if it cannot be made again from its code."""
     space, code = function.__globals__, function.__code__
     if vars(sys.modules.get(str(space.get("__name__")), builtins)) is not space:
         raise pickle.PicklingError(f"`{function.__name__}` has globals of no module")
@@ -86,7 +86,7 @@ def _fill_cell(cell: types.CellType, content: tuple[Any]) -> None:
 
 
 def reduced_class(kind: type) -> tuple[Any, ...]:
-    """As `__reduce__` returns it. Raises PicklingError for a class that cannot be made again from its attributes."""
+    """What `__reduce__` returns for a class. Raises PicklingError if it cannot be made again from its attributes."""
     own = dict(vars(kind))
     if type(kind) not in (type, abc.ABCMeta) or "__slots__" in own:
         raise pickle.PicklingError(f"`{kind.__qualname__}` was defined in the worker")
@@ -115,7 +115,7 @@ BY_NAME = (type, types.FunctionType, CACHE, typing.TypeVar)
 
 
 def reduced(value: Any) -> tuple[Any, ...]:
-    """As `__reduce__` returns it, of an instance of BY_NAME that the notebook does not have."""
+    """What `__reduce__` returns for an instance of BY_NAME that the notebook does not have."""
     if issubclass(type(value), type):
         return reduced_class(value)
     if issubclass(type(value), types.FunctionType):
@@ -189,7 +189,7 @@ def make_proxy(content: dict[Any, Any]) -> Any:
 
 
 def reduced_attribute(value: Any) -> Any:
-    """As `__reduce__` returns it, of what classes contain and pickle does not take; None for anything else."""
+    """What `__reduce__` returns for what classes contain and pickle does not take; None for anything else."""
     kind = type(value)
     if kind in (classmethod, staticmethod):
         return kind, (value.__func__,)

@@ -126,7 +126,7 @@ class ChangeCollector:
                 changes.weights[number] = content
 
     def _add_gradients(self, changes: Changes) -> None:
-        """Those that a step did not set to None, as `zero_grad()` at the beginning of a step leaves them."""
+        """Add gradients that a step did not set to None, as `zero_grad()` at the beginning of a step leaves them."""
         for number, node in enumerate(self.snapshot.nodes):
             value = node.value if self._keeps(number) else self.replaced[number]
             now, before = self.adapter.gradient(value), self.snapshot.gradients.get(number)
@@ -337,7 +337,7 @@ class ResultPickler:
         self._collector = collector
 
     def dumps(self, value: Any) -> bytes:
-        """As `Backend.dumps`, for `pickling.loads`. Raises TpuMagicsError that names what cannot be pickled."""
+        """Pickle for `pickling.loads`, like `Backend.dumps`. The TpuMagicsError names what cannot be pickled."""
         one = self._collector
         try:
             return MARK + dumps(value, one.snapshot, one.numbers, one.adapter)

@@ -79,7 +79,7 @@ def _of_other(value: Any, depth: int) -> tuple[Any, ...]:
 
 
 def attributes(value: Any) -> Any:
-    """Of an instance, without its own code."""
+    """The attributes of an instance, without running its own code."""
     try:
         return dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError):

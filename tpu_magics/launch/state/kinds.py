@@ -432,7 +432,7 @@ def _is_comparable(item: Any) -> bool:
 
 
 def _class_attributes(kind: type, wanted: Callable[[Any], bool]) -> dict[str, Any]:
-    """Of the names that Python gives a class itself, only methods (`__len__`)."""
+    """A class's attributes; of names that Python gives it itself, only methods (`__len__`)."""
     return {
         name: item
         for name, item in vars(kind).items()

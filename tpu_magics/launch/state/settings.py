@@ -55,7 +55,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class PathChanges:
-    """Of `sys.path`: new entries before and behind the old ones, and entries that were removed."""
+    """Changes of `sys.path`: new entries before and behind the old ones, and entries that were removed."""
 
     front: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def _pandas_options(pandas: Any) -> dict[str, Any]:
 
 
 def _registered_pandas_options(pandas: Any) -> dict[str, Any]:
-    """As they are after the import (pandas 2 and 3: `_config/config.py`)."""
+    """The options that pandas has after its import (pandas 2 and 3: `_config/config.py`)."""
     registered = sys.modules[f"{pandas.__name__}._config.config"]._registered_options
     return {name: option.defval for name, option in registered.items()}
 

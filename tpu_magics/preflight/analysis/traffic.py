@@ -120,7 +120,7 @@ class HbmTraffic:
         )
 
     def _parts(self, where: Computation, root: Instruction, count: int) -> list[int | None]:
-        """Of each result the bytes that are written, where it is not the whole result."""
+        """The bytes that are written of each result, where it is not the whole one."""
         roots = [where.instructions.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
         found = [self._part(where, one) if one is not None else None for one in roots]
         return found if len(found) == count else [None] * count

@@ -164,8 +164,8 @@ def _refused(result: CompileResult, text: str, available: int | None, facts: Pro
 
 
 def _without_program(facts: ProgramFacts) -> ProgramFacts:
-    """Of a program that the compiler gave up, the dump is what it tried last: its buffers, and the types that it
-    multiplies in, but not what it would do or take."""
+    """What is known of a program that the compiler gave up. The dump is what it tried last: its buffers, and the types
+    it multiplies in, but not what it would do or take."""
     return replace(facts, hbm_bytes=None, costs=(), curve=(), padding=None, loops=False, guessed=False)
 
 

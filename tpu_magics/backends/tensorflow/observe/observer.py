@@ -241,7 +241,7 @@ class TensorValues(LoggedValues):
             self.meter.log(str(name), plain(self.fetch(value) if self.waits(value) else value), step)
 
     def fetch(self, value: Any) -> Any:
-        """As a NumPy value."""
+        """Read it, as a NumPy value."""
         return value.numpy()
 
 
@@ -263,7 +263,7 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class DeviceUsage(PeriodicSampler):
-    """Of one rank. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
+    """What one rank uses. `device`: "CPU" or "TPU"; `compiling`: seconds of compiling so far (None: unknown)."""
 
     def __init__(self, writer: EventWriter, device: str, compiling: Callable[[], float | None]) -> None:
         super().__init__(writer)

@@ -114,7 +114,7 @@ def names_of_arguments(concrete: Any) -> list[tuple[str, str]]:
 
 
 def names_of_definition(definition: Any) -> list[tuple[str, str]]:
-    """The same of a FunctionDef, if nothing else is known."""
+    """Argument names of a FunctionDef, if nothing else is known."""
     import tensorflow as tf
 
     found = []
@@ -271,7 +271,7 @@ def _is_keras(function: Any) -> bool:
 
 
 def _number(name: str | bytes) -> int:
-    """Of __inference_step_123: TensorFlow counts up in a process."""
+    """The number in __inference_step_123: TensorFlow counts up in a process."""
     match = _UID.search(text_of(name))
     return int(match[1]) if match else 0
 

@@ -15,7 +15,7 @@ _inherited: list[Any] = []
 
 
 def remember(items: Sequence[tuple[str, Any]]) -> None:
-    """Those among the notebook's objects: the launcher freezes them before the fork, and gc does not list them."""
+    """Remember the notebook's layers: the launcher freezes them before the fork, and gc does not list them."""
     _inherited[:] = [value for _, value in items if _is_batch_norm(value)]
 
 

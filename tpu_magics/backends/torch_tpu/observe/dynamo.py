@@ -284,5 +284,5 @@ def _inputs(graph: Any, example_inputs: Sequence[Any]) -> tuple[Input, ...]:
 
 
 def _size(size: Any) -> int:
-    """Of a dimension. That of a dynamic one is looked up: int() would fix it for torch.compile."""
+    """The size of a dimension. That of a dynamic one is looked up: int() would fix it for torch.compile."""
     return size if isinstance(size, int) else int(size.node.hint)

@@ -27,8 +27,8 @@ _LINES, _NAMES = 3, 3  # of a message
 
 
 class EagerCompiles:
-    """Those of this process. `count`: reads how many there were; `site_of`: the user's line of a stack; `on_error`: an
-    error in here, which ends the naming."""
+    """Eager compiles of this process. `count`: reads how many there were; `site_of`: the user's line of a stack;
+    `on_error`: an error in here, which ends the naming."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ def between_steps(pair: TorchComparison) -> CompileCause | None:
 
 
 def other_function(pair: TorchComparison) -> CompileCause | None:
-    """The same user's line, but a library runs the graph from another function, for the first time."""
+    """A library runs the graph of a known user's line from another function, for the first time."""
     if pair.new.through == pair.old.through or not pair.other_ops:
         return None
     path, function = next(iter(new_functions(pair.new.through, pair.old.through)), ("", ""))

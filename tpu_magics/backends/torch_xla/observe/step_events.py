@@ -198,7 +198,7 @@ class StepEvents:
 
     @property
     def steps_in_graph(self) -> int:
-        """The same since a graph ran last."""
+        """Steps since a graph ran last."""
         return max((self.steps - self.steps_at_run).values(), default=0)
 
     # -- notes ------------------------------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ class GraphPieces:
 
 
 def _elsewhere(reports: list[XlaCompileReport]) -> list[XlaCompileReport]:
-    """Of pieces that were compiled earlier, or by a collective: their frames are not those that ran the whole."""
+    """Reports of pieces that were compiled earlier, or by a collective, without frames: others ran the whole."""
     return [replace(one, frames=()) for one in reports]
 
 

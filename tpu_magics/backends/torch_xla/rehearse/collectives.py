@@ -72,7 +72,7 @@ class Collectives:
     def all_reduce_inplace(
         self, kind: str, tensors: Sequence[Tensor], scale: float, groups: Groups, _pin: bool
     ) -> None:
-        """The same for many tensors, in place."""
+        """Reduce many tensors in place."""
         tensors = list(
             {id(tensor): tensor for tensor in tensors}.values()
         )  # a tensor that occurs twice is reduced once
@@ -108,7 +108,7 @@ class Collectives:
         groups: Groups,
         _pin: bool,
     ) -> Any:
-        """The same into `output`."""
+        """Reduce and scatter into `output`."""
         graph.put_into(self._scattered(kind, [tensor], scale, dim, shards, groups), [output])
         return token
 
@@ -123,7 +123,7 @@ class Collectives:
         groups: Groups,
         _pin: bool,
     ) -> list[Any]:
-        """The same for many; the token comes last."""
+        """Many tensors at once; the token comes last in the result."""
         return [*graph.put(self._scattered(kind, tensors, scale, dim, shards, groups), tensors), token]
 
     def reduce_scatter_coalesced_out(
@@ -138,7 +138,7 @@ class Collectives:
         groups: Groups,
         _pin: bool,
     ) -> Any:
-        """The same for many into `outputs`."""
+        """Many tensors at once, into `outputs`."""
         graph.put_into(self._scattered(kind, tensors, scale, dim, shards, groups), outputs)
         return token
 
@@ -177,7 +177,7 @@ class Collectives:
     def all_gather_coalesced(
         self, tensors: Sequence[Tensor], token: Any, dim: int, shards: int, groups: Groups, _pin: bool
     ) -> list[Any]:
-        """The same for many; the token comes last."""
+        """Many tensors at once; the token comes last in the result."""
         return [*graph.put(self._gathered(tensors, dim, shards, groups), tensors), token]
 
     def all_gather_coalesced_out(
@@ -190,7 +190,7 @@ class Collectives:
         groups: Groups,
         _pin: bool,
     ) -> Any:
-        """The same for many into `outputs`."""
+        """Many tensors at once, into `outputs`."""
         graph.put_into(self._gathered(tensors, dim, shards, groups), outputs)
         return token
 

@@ -95,16 +95,16 @@ def _put(dist: Any, name: str, function: Any) -> None:
 
 
 def broadcast_object_list(object_list: list[Any], *_args: Any, **_kwargs: Any) -> None:
-    """As torch.distributed's: the list already holds rank 0's objects."""
+    """Like torch.distributed's: the list already holds rank 0's objects."""
 
 
 def all_gather_object(object_list: list[Any], obj: Any, *_args: Any, **_kwargs: Any) -> None:
-    """As torch.distributed's: all ranks pass the same object as this one."""
+    """Like torch.distributed's: all ranks pass the same object as this one."""
     object_list[:] = [copy.deepcopy(obj) for _ in object_list]
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_args: Any, **_kwargs: Any) -> None:
-    """As torch.distributed's, on the rank that gathers."""
+    """Like torch.distributed's, on the rank that gathers."""
     if object_gather_list is not None:
         all_gather_object(object_gather_list, obj)
 
@@ -112,6 +112,6 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_args:
 def scatter_object_list(
     scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_args: Any, **_kw: Any
 ) -> None:
-    """As torch.distributed's: rank 0 gets the first."""
+    """Like torch.distributed's: rank 0 gets the first."""
     if scatter_object_input_list:
         scatter_object_output_list[0] = scatter_object_input_list[0]

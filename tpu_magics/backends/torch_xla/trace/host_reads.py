@@ -357,7 +357,7 @@ def _as(kind: str, value: Any) -> Any:
 
 
 def _tensor(number: complex) -> Any:
-    """As torch's C++ code does (c10/core/ScalarType.h: the widest type of its kind)."""
+    """A number as a tensor, like torch's C++ code makes it (c10/core/ScalarType.h: the widest type of its kind)."""
     import torch
 
     types = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

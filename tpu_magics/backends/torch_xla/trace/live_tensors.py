@@ -160,7 +160,7 @@ def _owned(tensors: Iterator[Any]) -> Iterator[bool]:
 
 
 def _left_to_cpp(_: object) -> Iterator[Any]:
-    """Those that nothing in Python refers to and that are not about to end. From here on Python keeps them."""
+    """Tensors that nothing in Python refers to and that are not about to end. From here on Python keeps them."""
     import torch
 
     for one in instances(torch.Tensor, _borrowed):

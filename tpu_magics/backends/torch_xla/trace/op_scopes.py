@@ -91,7 +91,7 @@ class OpScopes:
         _Calls(self).__enter__()
 
     def of(self, name: str) -> tuple[OpScope, SourceLine | None]:
-        """Of an operation's name: what it belongs to, and the line if the scope knows one."""
+        """What an operation's name belongs to, and the line if the scope knows one."""
         found = _NAME.findall(name)
         return self.known[int(found[-1])] if found else (OpScope(), None)
 
@@ -143,7 +143,7 @@ class OpScopes:
         return self._paths[id(module)][1]
 
     def _name_models(self, roots: Sequence[Any]) -> None:
-        """Of several, with their labels before the names of their parts."""
+        """Name several models, with their labels before the names of their parts."""
         several = len(roots) + len(self._roots) > 1
         for root in roots:
             self._name(root, self._label(root) if several else "")
