@@ -22,7 +22,7 @@ export interface CellText {
 const MARGIN = 60;
 /** Milliseconds until a long notebook has rendered what is in sight. */
 const SETTLED = 150;
-/** Records hold at least as much of a line (launch/frames.py). */
+/** Records hold at least as much of a line (launch/stacks.py). */
 const CUT = 200;
 
 // -- finding ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import fresh, steady
-from tpu_magics.preflight.store import Store, default_folder
+from tpu_magics.preflight.compile_cache import Store, default_folder
 
 TITLE = "Published step times, the bound, and the compiler's estimate"
 DOCUMENT = "profile.md"

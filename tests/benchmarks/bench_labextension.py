@@ -201,7 +201,7 @@ def _messages(run: recorded.Recorded, updates: int, steps: int, compiles: int) -
     from tpu_magics.magics.lab import as_message
     from tpu_magics.panel.feed import Feed
     from tpu_magics.panel.json_values import plain
-    from tpu_magics.panel.model import RunModel
+    from tpu_magics.panel.run_state import RunModel
 
     model = RunModel(run.files)
     model.refresh()

@@ -12,9 +12,9 @@ from tests.panel import recorded
 from tpu_magics.panel import live
 from tpu_magics.panel.feed import A_MINUTE, Feed
 from tpu_magics.panel.json_values import size_of
-from tpu_magics.panel.model import RunModel
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.run_json import to_bundle
-from tpu_magics.panel.words import page
+from tpu_magics.panel.run_state import RunModel
 from tpu_magics.runs.events import Event, Steps, Value
 
 TITLE = "Rendering a long run"

@@ -11,11 +11,11 @@ from tpu_magics.launch.options import Options
 from tpu_magics.launch.request import function_request
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import compile_graphs
+from tpu_magics.preflight.compile_cache import Store
 from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import TraceResult
 from tpu_magics.preflight.pipeline import trace_request
 from tpu_magics.preflight.report import TargetResult
-from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import parse
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.installed import ROOT, Environment
-from tpu_magics.panel.model import RunModel
-from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.run_state import RunModel
+from tpu_magics.panel.run_view import RunView
 from tpu_magics.runs.reader import list_runs
 
 CHROMIUM = Path("/usr/bin/chromium")

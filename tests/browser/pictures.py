@@ -20,9 +20,9 @@ from tests.browser.jupyter import START, Notebook, Server, chromium, copied, run
 from tests.panel import recorded
 from tests.panel.test_html import THEMES
 from tpu_magics.panel.html import to_html
-from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.page_of_run import page as page_of
 from tpu_magics.panel.run_json import to_bundle
-from tpu_magics.panel.words import page as page_of
+from tpu_magics.panel.run_view import RunView
 
 PICTURES = ROOT / "docs" / "pictures"
 QUICKSTART = "01_quickstart.ipynb"

@@ -11,7 +11,7 @@ from tests.check.group_checks import TORCH_XLA
 from tpu_magics.backends.torch_xla.library_fixes import RESTORED
 from tpu_magics.check import Finding, check_cells, check_text
 from tpu_magics.check.cells import cell_of
-from tpu_magics.check.inference.stubs import REMOVED, XM
+from tpu_magics.check.inference.library_results import REMOVED, XM
 from tpu_magics.check.rules import RULES
 
 LAUNCH = [rule for rule in RULES if rule.group == "launch"]

@@ -13,7 +13,7 @@ import pytest
 from tests.check import expectations
 from tpu_magics.check import check_cells, rules
 from tpu_magics.check.fixes import fix
-from tpu_magics.check.inference.stubs import REMOVED
+from tpu_magics.check.inference.library_results import REMOVED
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import RULES
 from tpu_magics.check.rules.migrate import COUNTERPARTS

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.launch.test_frames import CELL, CELLS, OURS, SITE, dump_of, raised_by, run_cell
+from tests.launch.test_stacks import CELL, CELLS, OURS, SITE, dump_of, raised_by, run_cell
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.launch.errors import known
 from tpu_magics.launch.errors.diagnosis import EXPLAINERS, blame, diagnose, explain
 from tpu_magics.launch.errors.failure import DEVICE_RUNS, Failure, WorkerOutcome
@@ -592,7 +592,7 @@ def test_a_result_that_cannot_be_pickled() -> None:
 def test_what_this_python_says_about_pickles_is_known(thing: object) -> None:
     with pytest.raises(Exception) as caught:
         pickle.dumps(thing)
-    outcome = raising(*reversed(frames.describe(caught.value)), frames=())
+    outcome = raising(*reversed(stacks.describe(caught.value)), frames=())
     assert name_of(failure(outcome), outcome) == "unpicklable"
 
 
@@ -600,7 +600,7 @@ def test_what_this_kernel_says_about_full_disks_is_known() -> None:
     with pytest.raises(OSError) as caught, open("/dev/full", "w") as file:
         file.write("x")
         file.flush()
-    outcome = raising(*reversed(frames.describe(caught.value)))
+    outcome = raising(*reversed(stacks.describe(caught.value)))
     assert name_of(failure(outcome), outcome) == "disk_full"
 
 
@@ -635,7 +635,7 @@ def test_a_full_disk_is_that_of_the_path_that_was_written_to(
     monkeypatch.setattr(os, "statvfs", fake_statvfs)
     with pytest.raises(RuntimeError) as caught:
         trains(str(full))
-    outcome = raising(*reversed(frames.describe(caught.value)))
+    outcome = raising(*reversed(stacks.describe(caught.value)))
     error = diagnose(failure(outcome))
     assert f"could not write {full}/model.safetensors" in error.what
     assert f"are free now on the disk of {full}." in error.why
@@ -982,8 +982,8 @@ def test_a_true_exception_through_torch() -> None:
     pytest.importorskip("torch")
     code = "import torch\ndef training_function():\n    torch.nn.Linear(4, 2)(torch.ones(3, 5))\ntraining_function()\n"
     raised = raised_by(code)
-    kind, text = frames.describe(raised)
-    outcome = raising(text, kind, frames=frames.from_exception(raised, CELLS))
+    kind, text = stacks.describe(raised)
+    outcome = raising(text, kind, frames=stacks.from_exception(raised, CELLS))
     error = diagnose(failure(outcome))
     assert error.what.startswith("Rank 0 raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)")
     assert (

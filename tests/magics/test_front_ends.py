@@ -16,7 +16,7 @@ from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.front_ends import FrontEnds
 from tpu_magics.panel.feed import A_MINUTE, TokenBucket
 from tpu_magics.panel.json_values import plain, size_of
-from tpu_magics.panel.model import SharedView
+from tpu_magics.panel.run_state import SharedView
 from tpu_magics.runs.events import Steps
 
 

@@ -13,8 +13,8 @@ from tests.panel import recorded
 from tpu_magics.magics import front_ends, lab
 from tpu_magics.magics.lab_requests import MOST_CODE, check_notebook
 from tpu_magics.panel.messages import ProblemMessage, ProfileMessage
-from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.requests import CheckedCell
+from tpu_magics.panel.run_state import SharedView
 
 from .conftest import Kernels, loaded_anew
 from .front import OURS, Front, comms

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, recompile, started
-from tpu_magics.panel.model_view import RunView
+from tpu_magics.panel.run_view import RunView
 from tpu_magics.runs.events import (
     Cache,
     Divergence,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.panel.model import RunModel, RunView
+from tpu_magics.panel.run_state import RunModel, RunView
 from tpu_magics.runs.events import (
     Batch,
     Cache,

@@ -19,8 +19,8 @@ from tests.panel.recorded import CREATED, Recorded, first_compile, recompile
 from tpu_magics.panel.feed import A_MINUTE, BURST, HEARTBEAT_EVERY, LONGEST, Feed, TokenBucket
 from tpu_magics.panel.json_values import plain, size_of
 from tpu_magics.panel.messages import RunMessage, UpdateMessage
-from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.run_json import COMM, record
+from tpu_magics.panel.run_state import RunModel
 from tpu_magics.runs.events import Value
 
 

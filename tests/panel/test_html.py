@@ -16,9 +16,9 @@ from tests.panel.parsed import Parsed
 from tests.panel.recorded import started
 from tpu_magics.panel.html import flow, to_html
 from tpu_magics.panel.html_parts import TONES
-from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import Fact, Page, Section, SectionRow
-from tpu_magics.panel.words import page
+from tpu_magics.panel.page_of_run import page
+from tpu_magics.panel.run_view import RunView
 
 CHROMIUM = Path("/usr/bin/chromium")
 

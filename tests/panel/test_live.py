@@ -22,10 +22,10 @@ from tpu_magics.panel import feed, html, live
 from tpu_magics.panel.live import WIDGET_VIEW, LivePanel
 from tpu_magics.panel.live_texts import LiveTexts
 from tpu_magics.panel.page import Page
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.run_json import SAVED, record, to_bundle
 from tpu_magics.panel.style_sheet import StyleSheet
-from tpu_magics.panel.words import page
 from tpu_magics.runs.events import Memory, Steps, Value
 
 BURST = feed.BURST

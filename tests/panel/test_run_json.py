@@ -15,12 +15,12 @@ from tests.panel.hostile import EVIL, PLACES
 from tests.panel.recorded import CREATED, Recorded, recompile, started
 from tpu_magics.panel.html import to_html
 from tpu_magics.panel.json_values import plain, shortened, size_of
-from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import Page
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.protocol import MIME_TYPE, RECORD_VERSION
 from tpu_magics.panel.run_json import COMM, SAVED, RecordSize, record, sized_page, to_bundle
+from tpu_magics.panel.run_view import RunView
 from tpu_magics.panel.text import to_text
-from tpu_magics.panel.words import page
 from tpu_magics.runs.events import RuleFinding, Site, Value, Warned
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.panel import recorded
 from tests.panel.hostile import EVIL, PLACES, told_in_run_json
 from tests.panel.recorded import CREATED, Recorded, first_compile, losses, optimizer_state, started
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.text import FAILED, HEALTHY, to_text
-from tpu_magics.panel.words import page
 from tpu_magics.runs.events import RuleFinding, Site, Steps, Value
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tpu_magics.backends.lowered import LoweredGraph
 from tpu_magics.preflight.compilation import CompileProgress, compile_graphs
+from tpu_magics.preflight.compile_cache import Store
 from tpu_magics.preflight.compile_result import CompileResult
-from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target, parse
 
 ROW = 4096  # bytes of f32[1024]: a whole number of tiles of 8 x 128, so that nothing is padded

@@ -1,4 +1,4 @@
-"""Whose code a line is, where a library was installed apart. The rest of origin.py: tests/launch/test_frames.py."""
+"""Whose code a line is, where a library was installed apart. The rest of origin.py: tests/launch/test_stacks.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit, Finding
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.values import (
     ACCELERATOR,
     DATASET,
@@ -391,7 +391,7 @@ def _is_host_method(function: Function, known_so_far: set[int]) -> bool:
         return True
     if function.cls.is_module:
         return function.name in _HOST_METHODS
-    of_library = any(stubs.call(base).kind == DATASET for base in function.cls.all_bases())
+    of_library = any(library_results.call(base).kind == DATASET for base in function.cls.all_bases())
     if of_library or _DATA_CLASS.search(function.cls.name):
         return True
     if "__getitem__" in function.cls.methods and "__len__" in function.cls.methods:

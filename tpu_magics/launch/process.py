@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import descendants, frames
+from tpu_magics.launch import descendants, stacks
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -257,7 +257,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             code = error.code or 0
         elif error is not None:
-            os.write(2, frames.traceback_text(error).encode("utf-8", "replace"))
+            os.write(2, stacks.traceback_text(error).encode("utf-8", "replace"))
         flush_everything()
     finally:
         os._exit(code & 0xFF)

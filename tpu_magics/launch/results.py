@@ -26,9 +26,9 @@ from tpu_magics.launch.state import changes
 from tpu_magics.launch.state.pickling import loads as loads_state
 from tpu_magics.launch.state.snapshot import StateSnapshot
 from tpu_magics.runs import events
+from tpu_magics.runs.dataframes import RunFrames
 from tpu_magics.runs.events import Value
 from tpu_magics.runs.files import LIVE, RunFiles, read_record
-from tpu_magics.runs.frames import RunFrames
 from tpu_magics.runs.reader import Run, Tail
 from tpu_magics.runs.summary import RunSummary, loss_name
 

@@ -20,7 +20,7 @@ from tpu_magics.backends.base import (
     WorkerSpec,
 )
 from tpu_magics.backends.protocols import Backend, WorkerWatcher
-from tpu_magics.launch import descendants, frames, process, streams
+from tpu_magics.launch import descendants, process, stacks, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, waits_for
 from tpu_magics.launch.errors.base import at_line
 from tpu_magics.launch.errors.ranks import no_such_rank
@@ -110,7 +110,7 @@ class _Worker:
         try:
             self.task.backend.run_worker(self.spec, self._ready, self._train)
         except StopRequested as stopped:
-            self._end(events.STOPPED, frames=frames.from_exception(stopped, self.task.cell_names))
+            self._end(events.STOPPED, frames=stacks.from_exception(stopped, self.task.cell_names))
             return self._exit_code(DONE)
         except BaseException as error:
             self._end_failed(error)
@@ -386,8 +386,8 @@ class _Worker:
         shown(ended)
         if ended.exc_value is None or isinstance(ended.exc_value, SystemExit):
             return
-        kind, text = frames.describe(ended.exc_value)
-        stack = frames.from_exception(ended.exc_value, self.task.cell_names)
+        kind, text = stacks.describe(ended.exc_value)
+        stack = stacks.from_exception(ended.exc_value, self.task.cell_names)
         line = at_line(next((one for one in reversed(stack) if not one.library), None))
         name = ended.thread.name if ended.thread is not None else "A thread"
         self._note(events.THREAD_ERROR, f"In rank {self.rank}, {name} ended with {kind}: {text}{line}.")
@@ -432,18 +432,18 @@ class _Worker:
 
     def _end_waiting(self, frame: FrameType | None, error: Exception) -> None:
         """In another thread: the function waits for what nobody here can do, or its thread is gone."""
-        stack = frames.from_frame(frame, self.task.cell_names) if frame is not None else ()
+        stack = stacks.from_frame(frame, self.task.cell_names) if frame is not None else ()
         self._record_end("failed", error_type=type(error).__name__, error_text=str(error), frames=stack)
         os._exit(self._exit_code(FAILED))
 
     def _end_failed(self, error: BaseException) -> None:
         """Write the traceback to the log after the last record, which marks the end of the user's output, so that it is
         not shown as output."""
-        error_type, error_text = frames.describe(error)
-        stack = frames.from_exception(error, self.task.cell_names)
+        error_type, error_text = stacks.describe(error)
+        stack = stacks.from_exception(error, self.task.cell_names)
         self._end("failed", error_type=error_type, error_text=error_text, frames=stack)
         with contextlib.suppress(OSError):
-            os.write(2, frames.traceback_text(error).encode("utf-8", "replace"))
+            os.write(2, stacks.traceback_text(error).encode("utf-8", "replace"))
 
 
 def _write_whole(files: RunFiles, ordinal: int, content: bytes) -> None:

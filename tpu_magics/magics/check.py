@@ -143,7 +143,7 @@ def _tell_lab(findings: Sequence[Finding], checked: str, ids: Mapping[str, str])
     if lab.current is None:
         return
     from tpu_magics.launch.rule_check import rule_finding
-    from tpu_magics.panel.words_problems import problem_of
+    from tpu_magics.panel.page_problems import problem_of
 
     told = [problem_of(rule_finding(at, one, ids.get(one.path, ""))) for at, one in enumerate(findings[:MOST_TOLD])]
     lab.current.tell_or_keep(FindingsMessage(tuple(told), checked, None))

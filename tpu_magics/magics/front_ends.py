@@ -17,8 +17,8 @@ from tpu_magics.panel.feed import A_MINUTE, Feed, TokenBucket
 from tpu_magics.panel.json_values import size_of
 from tpu_magics.panel.live import LivePanel, Publish
 from tpu_magics.panel.messages import RunMessage, UpdateMessage
-from tpu_magics.panel.model import SHARED, SharedView
 from tpu_magics.panel.protocol import TARGET
+from tpu_magics.panel.run_state import SHARED, SharedView
 from tpu_magics.runs.files import LIVE, RunFiles, read_info
 from tpu_magics.runs.summary import run_status
 

@@ -78,8 +78,8 @@ def _open(wire: FrontEndComm, query: OpenRequest, request: str | None) -> Sequen
 
 def _recorded(run: Any, request: str | None) -> RunMessage:
     """A run from its folder."""
-    from tpu_magics.panel.model import SharedView
     from tpu_magics.panel.run_json import record
+    from tpu_magics.panel.run_state import SharedView
 
     return RunMessage(0, record(SharedView(run).anew()), request)
 
@@ -114,7 +114,7 @@ def _stop(wire: FrontEndComm, query: StopRequest, request: str | None) -> Sequen
 
 
 def _check(_wire: FrontEndComm, query: CheckRequest, request: str | None) -> Sequence[Any]:
-    from tpu_magics.panel.words_problems import problem_of
+    from tpu_magics.panel.page_problems import problem_of
 
     findings, checked = check_notebook(query.cells)
     return [FindingsMessage(tuple(map(problem_of, findings[:MOST_FINDINGS])), checked, request)]

@@ -147,16 +147,16 @@ def _attached(run: RunFiles) -> bool:
 
 def text(run: RunFiles) -> str:
     """All that is known of the run, from its records as they are now."""
-    from tpu_magics.panel.model import SharedView
+    from tpu_magics.panel.page_of_run import page
+    from tpu_magics.panel.run_state import SharedView
     from tpu_magics.panel.text import to_text
-    from tpu_magics.panel.words import page
 
     return to_text(page(SharedView(run).anew()), everything=True)
 
 
 def bundle(run: RunFiles) -> Mapping[str, Any]:
     """The run as text, as html and as a record, from its records as they are now."""
-    from tpu_magics.panel.model import SharedView
     from tpu_magics.panel.run_json import to_bundle
+    from tpu_magics.panel.run_state import SharedView
 
     return to_bundle(SharedView(run).anew())

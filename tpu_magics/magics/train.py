@@ -166,8 +166,8 @@ def show_outcome(result: TrainResult, say: Callable[[str], None], plain: bool, p
 
 def rules_line(result: TrainResult) -> str:
     """The broken rules that %tpu_panel would show, where no panel shows them; "" where there are none."""
-    from tpu_magics.panel.model import SharedView
-    from tpu_magics.panel.words_problems import told_findings
+    from tpu_magics.panel.page_problems import told_findings
+    from tpu_magics.panel.run_state import SharedView
 
     if not result.run.events("finding"):
         return ""

@@ -16,9 +16,9 @@ from tpu_magics.panel.messages import ComparedRow, Comparison
 from tpu_magics.panel.model_info import as_object
 from tpu_magics.panel.model_series import Curve
 from tpu_magics.panel.page import Chart
+from tpu_magics.panel.page_charts import POINTS, value_chart
 from tpu_magics.panel.runs import FACTS, failure_text, recompile_causes, when
 from tpu_magics.panel.table import Row, Table
-from tpu_magics.panel.words_charts import POINTS, value_chart
 from tpu_magics.runs.events import Value, only
 from tpu_magics.runs.reader import Run
 from tpu_magics.runs.summary import RunSummary, loss_name

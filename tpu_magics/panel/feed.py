@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tpu_magics.panel.messages import HeartbeatMessage, RunMessage, UpdateMessage
-from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.patch import diff
 from tpu_magics.panel.run_json import COMM, RecordSize, record
+from tpu_magics.panel.run_view import RunView
 
 HEARTBEAT_EVERY = 2.0  # seconds between heartbeats of an active run
 A_MINUTE = 200_000  # bytes that the updates of a run may take in any minute

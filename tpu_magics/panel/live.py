@@ -15,7 +15,6 @@ from tpu_magics.panel import html
 from tpu_magics.panel.charts import ChartSize
 from tpu_magics.panel.feed import A_MINUTE, BURST, TokenBucket
 from tpu_magics.panel.live_texts import CLASS, RULE, LiveTexts
-from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.page import (
     Chart,
     Fact,
@@ -29,10 +28,11 @@ from tpu_magics.panel.page import (
     SectionRow,
     Tone,
 )
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.protocol import MIME_TYPE
 from tpu_magics.panel.run_json import SAVED, record, to_bundle
+from tpu_magics.panel.run_state import SharedView
 from tpu_magics.panel.style_sheet import StyleSheet
-from tpu_magics.panel.words import page
 from tpu_magics.runs.events import Site
 from tpu_magics.runs.files import RunFiles
 

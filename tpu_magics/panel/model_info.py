@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_magics.panel.model_ranks import RankRecords
+from tpu_magics.panel.rank_state import RankRecords
 
 _LARGEST = 1e15  # seconds: more is no time
 

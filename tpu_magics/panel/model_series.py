@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tpu_magics.panel.model_view import Point, ValueSeries
+from tpu_magics.panel.run_view import Point, ValueSeries
 from tpu_magics.runs.events import Value, as_number
 
 LIMIT = 200  # points of a curve

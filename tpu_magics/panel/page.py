@@ -1,8 +1,8 @@
 """The page of a run: what every front end shows, in this order, from one reading of the run.
 
-`words.py` makes it; `html.py`, `text.py`, `live.py` and the JupyterLab extension render it and add no words. Sizes are
-limited there: no renderer has to cut. The extension's types are generated from these classes, and a page is also what a
-saved notebook holds under `MIME_TYPE`.
+`page_of_run.py` makes it; `html.py`, `text.py`, `live.py` and the JupyterLab extension render it and add no words.
+Sizes are limited there: no renderer has to cut. The extension's types are generated from these classes, and a page is
+also what a saved notebook holds under `MIME_TYPE`.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tpu_magics.errors import plural
 from tpu_magics.panel.charts import SMALL, line_chart
 from tpu_magics.panel.html_parts import code, say
-from tpu_magics.panel.model import SharedView
 from tpu_magics.panel.page import Figure, Page
-from tpu_magics.panel.words import page
+from tpu_magics.panel.page_of_run import page
+from tpu_magics.panel.run_state import SharedView
 from tpu_magics.runs.files import RunFiles
 
 CAPTIONS = 6  # logged values that are named

@@ -9,11 +9,11 @@ from typing import Any
 from tpu_magics.panel.by_identity import by_identity
 from tpu_magics.panel.html import to_html
 from tpu_magics.panel.json_values import plain, shortened, size_of
-from tpu_magics.panel.model_view import RunView
 from tpu_magics.panel.page import Item, Page
+from tpu_magics.panel.page_of_run import page
 from tpu_magics.panel.protocol import MIME_TYPE
+from tpu_magics.panel.run_view import RunView
 from tpu_magics.panel.text import to_text
-from tpu_magics.panel.words import page
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from tpu_magics.panel.charts import sparkline
 from tpu_magics.panel.formats import short
 from tpu_magics.panel.page import Chart, Fact, FailureText, Figure, Page, Problem, Section
+from tpu_magics.panel.page_problems import where_text
 from tpu_magics.panel.table import SYMBOLS, WIDTH, Row, Table, printable
 from tpu_magics.panel.table import to_text as table_text
-from tpu_magics.panel.words_problems import where_text
 
 HEALTHY, FAILED = 15, 25
 CHARTS = 3

@@ -17,6 +17,7 @@ from tpu_magics.host.memory import host_memory
 from tpu_magics.launch.process import interrupts_held
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight import compiler as events
+from tpu_magics.preflight.compile_cache import Store, key
 from tpu_magics.preflight.compile_process import CompileProcess, flags_left_out
 from tpu_magics.preflight.compile_result import (
     CompileResult,
@@ -27,7 +28,6 @@ from tpu_magics.preflight.compile_result import (
     OpScope,
     from_json,
 )
-from tpu_magics.preflight.store import Store, key
 from tpu_magics.preflight.targets import Target
 
 __all__ = ["CompileMonitor", "CompileProgress", "compile_graphs", "default_limit"]

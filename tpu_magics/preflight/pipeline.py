@@ -21,10 +21,10 @@ from tpu_magics.launch.request import Request, function_request
 from tpu_magics.launch.strategies import tracing
 from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.preflight.compilation import CompileProgress, compile_graphs
+from tpu_magics.preflight.compile_cache import Store
 from tpu_magics.preflight.compile_process import torch_xla_flags
 from tpu_magics.preflight.compile_result import CompileResult, LoweredGraph, TraceResult, from_json
 from tpu_magics.preflight.report import TargetResult
-from tpu_magics.preflight.store import Store
 from tpu_magics.preflight.targets import Target
 from tpu_magics.runs.events import Compile, Warned
 from tpu_magics.runs.reader import Run

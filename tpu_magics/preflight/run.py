@@ -18,6 +18,7 @@ from tpu_magics.launch.strategies.tracing import TracingOptions
 from tpu_magics.launch.watchdog import interruptible
 from tpu_magics.preflight import compile_process
 from tpu_magics.preflight.advice import advise as advise_step
+from tpu_magics.preflight.compile_cache import Store, default_folder
 from tpu_magics.preflight.compile_result import CompileResult, TraceResult
 from tpu_magics.preflight.fit import FitPoint, FitResult, Size
 from tpu_magics.preflight.options import PreflightOptions
@@ -25,7 +26,6 @@ from tpu_magics.preflight.pipeline import Callbacks, PreflightPipeline, Training
 from tpu_magics.preflight.report import AdviceResult, Preflight, TargetResult, Variant, VariantResult
 from tpu_magics.preflight.roofline import SETTLES
 from tpu_magics.preflight.search import APART, search
-from tpu_magics.preflight.store import Store, default_folder
 from tpu_magics.preflight.targets import Target, parse_all
 from tpu_magics.preflight.variants import Axis, MeshAxes, first_mesh, on_mesh, parse_mesh, require_meshes, variants
 from tpu_magics.preflight.variants import compare as compare_variants

@@ -30,7 +30,7 @@ from tpu_magics.runs.owner import foreign_text, owner_of, this_owner
 from tpu_magics.runs.summary import RunSummary, run_created, run_name, run_status, run_workers, summarize
 
 if TYPE_CHECKING:
-    from tpu_magics.runs.frames import RunFrames
+    from tpu_magics.runs.dataframes import RunFrames
 
 COMPARED = 500  # runs whose names are offered for one that is not there
 # Bytes that are read of one record file, and of all files of a run together: no run of ours writes so much, so that a
@@ -147,7 +147,7 @@ class Run(RunFiles):
 
     def to_pandas(self, rank: int | Sequence[int] | None = 0) -> RunFrames:
         """Steps, logged values and compiles as DataFrames: see `TrainResult.to_pandas`."""
-        from tpu_magics.runs.frames import to_frames
+        from tpu_magics.runs.dataframes import to_frames
 
         ranks = self._chosen(rank)
         paths, most = {each: self.events_path(each) for each in ranks}, share_of_bytes(len(ranks))

@@ -1,4 +1,4 @@
-"""Small programs whose loop over `loader` is looked at (test_loops.py). They are run, with these names: `Config`,
+"""Small programs whose loop over `loader` is looked at (test_step_counts.py). They are run, with these names: `Config`,
 `config`, `args`, `epochs`, `settings`, `items`, `counted`, `tqdm`, `trange`."""
 
 NAMES = """

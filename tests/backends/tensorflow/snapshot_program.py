@@ -1,4 +1,4 @@
-"""Trains under a snapshot and restores it for test_snapshot.py, and prints a report as JSON on the last line. It is a
+"""Trains under a saved state and restores it for test_saved_state.py; prints a report as JSON on the last line. It is a
 program of its own, because TensorFlow and torch_xla cannot share a process.
 
 Usage: python snapshot_program.py FOLDER
@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tpu_magics.backends.tensorflow import snapshot
+from tpu_magics.backends.tensorflow import saved_state
 from tpu_magics.launch import object_graph
 
 X = np.random.default_rng(0).random((8, 4), dtype=np.float32)
@@ -67,7 +67,7 @@ def held(*values: Any) -> list[Any]:
 def around(folder: Path, items: dict[str, Any], change: Callable[[], Any]) -> list[str]:
     """Keep, change, put back. Gives what could not be put back."""
     reached = [one for name, value in items.items() for one in object_graph.contents(name, value)]  # as of a cell
-    kept = snapshot.TrainingSnapshot(reached, folder / "state")
+    kept = saved_state.TrainingSnapshot(reached, folder / "state")
     try:
         change()
         return list(kept.put_back())
@@ -176,9 +176,9 @@ def modules(folder: Path) -> dict[str, Any]:
 def broken(folder: Path) -> dict[str, Any]:
     """A disk that is full while it is written; one variable that cannot be put back."""
     one = model()
-    with mock.patch.object(snapshot, "_store", side_effect=OSError(errno.ENOSPC, "full")):
+    with mock.patch.object(saved_state, "_store", side_effect=OSError(errno.ENOSPC, "full")):
         try:
-            snapshot.TrainingSnapshot([("one", one)], folder / "state")
+            saved_state.TrainingSnapshot([("one", one)], folder / "state")
             raised = ""
         except OSError as error:
             raised = error.strerror

@@ -19,10 +19,10 @@ from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import inspect_host
 from tpu_magics.launch import session
 from tpu_magics.magics import init
-from tpu_magics.panel import words
+from tpu_magics.panel import page_of_run
 from tpu_magics.panel.host import host_table
-from tpu_magics.panel.model import SharedView
-from tpu_magics.panel.words_sections import hbm_memory
+from tpu_magics.panel.page_sections import hbm_memory
+from tpu_magics.panel.run_state import SharedView
 from tpu_magics.runs.events import Compile, Precision, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
@@ -64,7 +64,7 @@ def test_libraries_take_it_for_a_tpu(ranks: int, spmd: int | None) -> None:
     plan = result.run.info["plan"]
     assert (plan["device"], plan["branch"]) == ("CPU", "TPU")
     view = SharedView(result.run).anew()
-    assert words.where(view).endswith(" on XLA:CPU in a TPU's place") and hbm_memory(view) == "n/a on XLA:CPU"
+    assert page_of_run.where(view).endswith(" on XLA:CPU in a TPU's place") and hbm_memory(view) == "n/a on XLA:CPU"
 
 
 def where_chips_are() -> Any:

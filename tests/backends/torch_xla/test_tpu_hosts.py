@@ -30,8 +30,8 @@ from tpu_magics.host import inspect_host
 from tpu_magics.launch import session, train
 from tpu_magics.launch.options import Options
 from tpu_magics.launch.strategies import forked
-from tpu_magics.panel import words
-from tpu_magics.panel.model import SharedView
+from tpu_magics.panel import page_of_run
+from tpu_magics.panel.run_state import SharedView
 from tpu_magics.runs.events import Cache, Compile, Memory, Precision, only
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session", "fake_libtpu")]
@@ -132,7 +132,7 @@ def test_one_chip_of_colab(on: Callable[[Build], FakeHost], tmp_path: Path) -> N
     chip = {"TPU_VISIBLE_CHIPS": "0", "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
     assert told["topology"] == chip and told["local"] is None
     assert result.run.info["plan"]["device"] == "TPU"
-    assert words.where(SharedView(result.run).anew()) == "1 rank on TPU"
+    assert page_of_run.where(SharedView(result.run).anew()) == "1 rank on TPU"
     assert not only(result.run.events(), Memory) or all(m.hbm_used is None for m in only(result.run.events(), Memory))
     [cache] = {event.path for event in only(result.run.events(), Cache)}
     assert cache == str(tmp_path / "cache") and not any(event.text for event in only(result.run.events(), Cache))

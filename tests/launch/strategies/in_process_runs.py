@@ -484,16 +484,16 @@ def stack_of_traced_code() -> dict[str, Any]:
 def scopes() -> dict[str, Any]:
     """A model that was built outside the scope of a strategy that owns its variables."""
     from tpu_magics.backends.base import TPU_LOCAL, Placement
-    from tpu_magics.backends.tensorflow import snapshot
+    from tpu_magics.backends.tensorflow import saved_state
 
     notebook()
     model = built()
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])  # owns its variables as TPUStrategy does
     placed = Placement(TPU_LOCAL, strategy, 1)
-    problems = snapshot.placement_problems([("model", model)], placed)
+    problems = saved_state.placement_problems([("model", model)], placed)
     with strategy.scope():
         inside = built()
-    good = snapshot.placement_problems([("inside", inside)], placed)
+    good = saved_state.placement_problems([("inside", inside)], placed)
     return {"outside": [[one.what, one.why, one.todo, one.refuses] for one in problems], "inside": len(good)}
 
 

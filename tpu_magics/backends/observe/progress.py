@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
 
-from tpu_magics.backends.observe import loops
+from tpu_magics.backends.observe import step_counts
 from tpu_magics.backends.observe.sites import Sites, outwards
 from tpu_magics.errors import plural
 from tpu_magics.runs import events
@@ -130,17 +130,17 @@ class TrainingProgress:
     def on_loader(self, frame: FrameType, loader: Any, length: Callable[[Any], int | None], one_each: bool) -> None:
         """`frame` begins to iterate over `loader`. `one_each`: each of its batches is a step, or none."""
         user = self.sites.user_frame(frame)
-        head = loops.header(user) if user is not None and not self.stopped else None
+        head = step_counts.header(user) if user is not None and not self.stopped else None
         if user is None or head is None:
             return
         frames = self._inside(user)
         key = tuple((id(one.f_code), one.f_lineno) for one in frames)
         loop = self._loops.get(key)
         if loop is None and frames:
-            batches = length(loops.iterated(head, user, loader, frame))
-            times = loops.times(frames, head) if batches is not None else None
+            batches = length(step_counts.iterated(head, user, loader, frame))
+            times = step_counts.times(frames, head) if batches is not None else None
             if batches is not None and times is not None and len(self._loops) < _MOST_LOOPS:
-                loop = self._loops[key] = LoaderLoop(batches, times, loops.around(frames, head), one_each)
+                loop = self._loops[key] = LoaderLoop(batches, times, step_counts.around(frames, head), one_each)
         if loop is not None:
             self._begin(loop)
         elif one_each:
@@ -200,7 +200,7 @@ class TrainingProgress:
     def on_training(self, frame: FrameType, left: float | None, source: str) -> None:
         """A library's training loop, called by `frame` or its callers, has `left` steps ahead (None: not known)."""
         user = self.sites.user_frame(frame)
-        once = user is not None and loops.times(self._inside(user)) == 1
+        once = user is not None and step_counts.times(self._inside(user)) == 1
         self._goal = self.steps.total + round(left) if once and left is not None else 0
         self._write(self._goal, source if self._goal else "")
 

@@ -59,14 +59,14 @@ class TensorFlow:
         return isinstance(value, _classes("keras:Model", "tensorflow:Module")) and not _is_part(value)
 
     def state_bytes(self, items: Sequence[tuple[str, Any]]) -> int:
-        from tpu_magics.backends.tensorflow import snapshot
+        from tpu_magics.backends.tensorflow import saved_state
 
-        return snapshot.state_bytes(items)
+        return saved_state.state_bytes(items)
 
     def save_state(self, items: Sequence[tuple[str, Any]], folder: Path) -> SavedState:
-        from tpu_magics.backends.tensorflow import snapshot
+        from tpu_magics.backends.tensorflow import saved_state
 
-        return snapshot.TrainingSnapshot(items, folder)
+        return saved_state.TrainingSnapshot(items, folder)
 
     def precision(self, asked: str) -> AbstractContextManager[None]:
         from tpu_magics.backends.tensorflow import keras_settings
@@ -79,9 +79,9 @@ class TensorFlow:
         return keras_settings.models_with_other_policy(models, asked)
 
     def not_finite(self, models: Mapping[str, Any]) -> str:
-        from tpu_magics.backends.tensorflow import snapshot
+        from tpu_magics.backends.tensorflow import saved_state
 
-        return snapshot.not_finite(models)
+        return saved_state.not_finite(models)
 
     def jit(self, how: str, cells: Mapping[str, str]) -> AbstractContextManager[Callable[[], Sequence[str]]]:
         from tpu_magics.backends.tensorflow import jit
@@ -97,9 +97,9 @@ class TensorFlow:
             yield self._changed
 
     def placement_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
-        from tpu_magics.backends.tensorflow import snapshot
+        from tpu_magics.backends.tensorflow import saved_state
 
-        return snapshot.placement_problems(items, self.placed)
+        return saved_state.placement_problems(items, self.placed)
 
     def data_problems(self, items: Sequence[tuple[str, Any]]) -> Sequence[TrainingProblem]:
         from tpu_magics.backends.tensorflow import checkpoints, data_checks

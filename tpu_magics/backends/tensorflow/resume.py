@@ -21,7 +21,7 @@ import tensorflow as tf
 from tpu_magics.backends.object_kinds import BaseKind
 from tpu_magics.backends.protocols import Watcher
 from tpu_magics.backends.tensorflow import trackables
-from tpu_magics.backends.tensorflow.snapshot import random_states
+from tpu_magics.backends.tensorflow.saved_state import random_states
 
 FIT = "Model.fit"
 _ENDING = ".npz"

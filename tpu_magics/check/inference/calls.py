@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.expressions import UNKNOWN_ITEM, Evaluator, join_all
 from tpu_magics.check.inference.functions import SPECIAL, bind_arguments, returned_value
 from tpu_magics.check.inference.methods import CALLED, METHODS
@@ -149,7 +149,7 @@ def _instance(walk: Evaluator, node: ast.Call, callee: AbstractValue) -> Abstrac
     if cls.is_module:
         return AbstractValue(MODEL, lib=cls.lib, ref=cls, creator=node, creator_ctx=walk.ctx, name=cls.name)
     for base in cls.all_bases():
-        value = stubs.call(base)
+        value = library_results.call(base)
         if value is not UNKNOWN_VALUE and value.kind not in (TENSOR, NUMBER, ARRAY):
             return value.with_(creator=node, creator_ctx=walk.ctx, name=base)
     if cls.method("__init__") is None:
@@ -171,7 +171,7 @@ def _by_name(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
     special = SPECIAL.get(name)
     if special is not None:
         return special(walk, node, name, arguments)
-    value = stubs.call(name)
+    value = library_results.call(name)
     if value is UNKNOWN_VALUE:
         return UNKNOWN_VALUE
     if value.kind in (TENSOR, OUTPUT):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.parameters import value_of_name
 from tpu_magics.check.inference.values import (
     A_NUMBER,
@@ -219,7 +219,7 @@ def attribute(value: AbstractValue, name: str) -> AbstractValue:
     if kind in (OUTPUT, BATCH):
         if name.startswith("num_"):
             return A_SHAPE
-        if name in stubs.NUMBER_ATTRIBUTES:
+        if name in library_results.NUMBER_ATTRIBUTES:
             return _tensor_attribute(value, name)
         if name in _TUPLES:
             return AbstractValue(LIST, item=AbstractValue(TENSOR, lib=value.lib, where=value.where))
@@ -244,7 +244,7 @@ _FLOATS = frozenset(("loss", "logits", "last_hidden_state", "pooler_output"))
 
 
 def _tensor_attribute(value: AbstractValue, name: str) -> AbstractValue:
-    if name in stubs.NUMBER_ATTRIBUTES:
+    if name in library_results.NUMBER_ATTRIBUTES:
         return A_SHAPE if name in ("shape", "ndim") else A_NUMBER
     if name in ("data", "T", "mT", "H", "grad", "real", "imag", "values", "indices"):
         return AbstractValue(TENSOR, lib=value.lib, where=value.where)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.expressions import (
     FLAGS,
     MOST_ITEMS,
@@ -233,7 +233,7 @@ def _partial(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -
 
 
 def _torch_max(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:
-    return create_tensor(walk, node, name, stubs.call(name), arguments)
+    return create_tensor(walk, node, name, library_results.call(name), arguments)
 
 
 def _path_join(walk: Evaluator, node: ast.Call, name: str, arguments: Arguments) -> AbstractValue:

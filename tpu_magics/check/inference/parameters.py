@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from tpu_magics.check.inference.stubs import ARRAY_METHODS, TENSOR_ONLY_METHODS, TORCH_LOSSES
+from tpu_magics.check.inference.library_results import ARRAY_METHODS, TENSOR_ONLY_METHODS, TORCH_LOSSES
 from tpu_magics.check.inference.values import (
     A_NUMBER,
     ACCELERATOR,

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.expressions import TENSORS, Evaluator, common_placement
 from tpu_magics.check.inference.values import (
     A_NUMBER,
@@ -125,7 +125,9 @@ def tensor_method(
     lib, where = value.lib, value.where
     if not where and _builds_a_module(walk):
         where = "host"
-    if method in stubs.TENSOR_NUMBERS or (method.startswith(("is_", "_is_")) and method not in stubs.TENSOR_READS):
+    if method in library_results.TENSOR_NUMBERS or (
+        method.startswith(("is_", "_is_")) and method not in library_results.TENSOR_READS
+    ):
         return A_SHAPE
     if method.startswith("get_"):
         return UNKNOWN_VALUE  # `cache.get_seq_length()`: not a tensor
@@ -133,7 +135,7 @@ def tensor_method(
         return A_NUMBER
     if method in _OF_DICTS:
         return AbstractValue(LIST, item=UNKNOWN_VALUE)  # what it is called on is one
-    if method in stubs.TENSOR_READS:
+    if method in library_results.TENSOR_READS:
         return AbstractValue(
             NUMBER,
             read=where != "host",
@@ -160,7 +162,7 @@ def tensor_method(
         )
     if method == "unique":
         return AbstractValue(OUTPUT if node.keywords else TENSOR, lib=lib, where=where, name="torch.unique")
-    if method in stubs.TENSOR_MANY:
+    if method in library_results.TENSOR_MANY:
         return AbstractValue(OUTPUT, lib=lib, where=where)
     return AbstractValue(TENSOR, lib=lib, where=where, dtype=_method_dtype(walk, node, value, method))
 
@@ -181,11 +183,11 @@ def _method_dtype(walk: Evaluator, node: ast.Call, value: AbstractValue, method:
     given = _dtype_given(walk, node)
     if given:
         return given
-    if method in stubs.TENSOR_BOOLS:
+    if method in library_results.TENSOR_BOOLS:
         return "bool"
-    if method in stubs.TENSOR_INTS:
+    if method in library_results.TENSOR_INTS:
         return "int"
-    if method in stubs.TENSOR_FLOATS:
+    if method in library_results.TENSOR_FLOATS:
         return "float"
     return value.dtype if method in _KEEPS else ""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_magics.check.inference import stubs
+from tpu_magics.check.inference import library_results
 from tpu_magics.check.inference.calls import JIT, evaluate_call
 from tpu_magics.check.inference.expressions import (
     EVERY_N,
@@ -177,7 +177,7 @@ class Walker(Evaluator):
     def star_import(self, name: str) -> AbstractValue | None:
         for star in self.stars:
             full = canonical(f"{star}.{name}")
-            if stubs.call(full) is not UNKNOWN_VALUE:
+            if library_results.call(full) is not UNKNOWN_VALUE:
                 return module(full)
         return None
 
@@ -743,7 +743,7 @@ def _module_lib(name: str) -> str:
         return "torch"
     if name in _KERAS_MODULES:
         return "tf"
-    value = stubs.call(name)
+    value = library_results.call(name)
     return value.lib if value.kind == MODEL else ""
 
 

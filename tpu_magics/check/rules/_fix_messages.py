@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.finding import Edit
-from tpu_magics.check.inference.stubs import is_torch_loss
+from tpu_magics.check.inference.library_results import is_torch_loss
 from tpu_magics.check.inference.values import NUMBER, TENSOR
 from tpu_magics.check.rules import _masks, _tensor_values
 

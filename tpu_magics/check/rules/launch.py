@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tpu_magics.check.hoisting import COMPREHENSIONS
-from tpu_magics.check.inference.stubs import REMOVED, XM
+from tpu_magics.check.inference.library_results import REMOVED, XM
 from tpu_magics.check.inference.values import MODEL, OPTIMIZER, canonical
 from tpu_magics.check.rule import Rule
 from tpu_magics.check.rules import _device, _hoist, _launches, _source

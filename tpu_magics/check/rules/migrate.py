@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpu_magics.check.inference.stubs import XM, XR
+from tpu_magics.check.inference.library_results import XM, XR
 from tpu_magics.check.inference.values import canonical
 from tpu_magics.check.program import remembered
 from tpu_magics.check.rule import Rule

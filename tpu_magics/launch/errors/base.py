@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.runs.events import Frame, plain_text
 
 if TYPE_CHECKING:
@@ -81,23 +81,23 @@ def stack_of(failure: Failure, outcome: WorkerOutcome) -> tuple[Frame, ...]:
     """A worker's stack from the first frame of user code: of its exception, or of its last dump."""
     end = outcome.end
     found = end.frames if end and end.frames else ()
-    stack = found or frames.training_thread(frames.from_faulthandler(outcome.stack, failure.cell_names))
+    stack = found or stacks.training_thread(stacks.from_faulthandler(outcome.stack, failure.cell_names))
     first = next((at for at, frame in enumerate(stack) if not frame.library), 0)
     return tuple(stack[first:])
 
 
 def user_line(failure: Failure, outcome: WorkerOutcome) -> Frame | None:
     """The line of user code that the worker was executing."""
-    return frames.last_user_frame(stack_of(failure, outcome))
+    return stacks.last_user_frame(stack_of(failure, outcome))
 
 
 def raised_where(failure: Failure, outcome: WorkerOutcome) -> str:
     """`It was raised at ..., inside torch.`; "" if no line of the user's is known."""
     stack = stack_of(failure, outcome)
-    line = frames.last_user_frame(stack)
+    line = stacks.last_user_frame(stack)
     if line is None:
         return ""
-    called = frames.libraries_below(stack)
+    called = stacks.libraries_below(stack)
     inside = f", inside {'/'.join(called)}" if called else ""
     return f"It was raised{at_line(line)}{inside}."
 
@@ -164,7 +164,7 @@ def at_line(frame: Frame | None) -> str:
     """` at `loss.backward()` (In [12], line 14, in training_function)`, with a leading space; "" for None."""
     if frame is None:
         return ""
-    return f" at `{frame.code}` ({frames.place(frame)})" if frame.code else f" at {frames.place(frame)}"
+    return f" at `{frame.code}` ({stacks.place(frame)})" if frame.code else f" at {stacks.place(frame)}"
 
 
 def at(failure: Failure, outcome: WorkerOutcome) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.launch.errors import base, device, hangs, known, ranks, results, signals, user_code
 from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
@@ -118,9 +118,9 @@ def _severity(outcome: WorkerOutcome) -> int:
 
 def _stack(failure: Failure, outcome: WorkerOutcome) -> list[str]:
     stack = base.stack_of(failure, outcome)
-    if frames.last_user_frame(stack) is None:
+    if stacks.last_user_frame(stack) is None:
         return []
-    return [f"Your code in rank {outcome.rank} (outermost call first):", *(f"  {line}" for line in frames.fold(stack))]
+    return [f"Your code in rank {outcome.rank} (outermost call first):", *(f"  {line}" for line in stacks.fold(stack))]
 
 
 def _others(failure: Failure, culprit: WorkerOutcome) -> list[str]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
 from tpu_magics.launch.errors.failure import DEVICE_RUNS
@@ -196,7 +196,7 @@ def _minority(known: Sequence[WorkerOutcome], stacks: dict[int, tuple[Frame, ...
 
 
 def _spot(stack: Sequence[Frame]) -> tuple[str, int] | None:
-    line = frames.last_user_frame(stack)
+    line = stacks.last_user_frame(stack)
     return (line.path, line.line) if line else None
 
 
@@ -220,7 +220,7 @@ def position(failure: Failure, outcome: WorkerOutcome) -> str:
     if _returned(outcome):
         return "had already returned"
     stack = base.stack_of(failure, outcome)
-    line = frames.last_user_frame(stack)
+    line = stacks.last_user_frame(stack)
     if outcome.after and outcome.end is None:
         at = f" ({base.at_line(line).strip()})" if line is not None else ""
         return f"{outcome.after[0].lower()}{outcome.after[1:]}{at}"

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.base import Explanation
 
@@ -64,8 +64,8 @@ def _sent_elsewhere(outcome: WorkerOutcome, name: str, line: str) -> Explanation
 def disk_full(failure: Failure, outcome: WorkerOutcome) -> Explanation | None:
     """ENOSPC or EDQUOT, as reported by any library."""
     text = base.evidence(outcome)
-    short = frames.SHORT_WRITE.search(text)
-    if not short and not frames.FULL_DISK.search(text):
+    short = stacks.SHORT_WRITE.search(text)
+    if not short and not stacks.FULL_DISK.search(text):
         return None
     path = named[1] if (named := _PATH.search(text)) else ""
     sure = "the disk is full" if not short else "a file could not be written completely; the disk is probably full"

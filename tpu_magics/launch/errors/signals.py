@@ -8,7 +8,7 @@ import shutil
 import signal
 from typing import TYPE_CHECKING
 
-from tpu_magics.launch import frames, process
+from tpu_magics.launch import process, stacks
 from tpu_magics.launch.errors import base, results
 from tpu_magics.launch.errors.base import Explanation
 
@@ -298,10 +298,10 @@ def _not_memory(failure: Failure) -> str:
 
 def _where(failure: Failure, outcome: WorkerOutcome) -> str:
     stack = base.stack_of(failure, outcome)
-    line = frames.last_user_frame(stack)
+    line = stacks.last_user_frame(stack)
     if line is None:
         return "Source line unknown."
-    called = frames.libraries_below(stack)
+    called = stacks.libraries_below(stack)
     inside = f", in a call into {'/'.join(called)}" if called else ""
     return f"It happened{base.at_line(line)}{inside}."
 
@@ -319,7 +319,7 @@ def _try_line(failure: Failure, outcome: WorkerOutcome) -> str:
 
 def _suspects(failure: Failure, outcome: WorkerOutcome) -> str:
     """The libraries that the line called, with versions; any of them may be the cause."""
-    called = frames.libraries_below(base.stack_of(failure, outcome))
+    called = stacks.libraries_below(base.stack_of(failure, outcome))
     versions = base.with_versions(failure, *called)
     return (
         f" If it crashes there too, try another version of the library that it calls ({versions})." if versions else ""

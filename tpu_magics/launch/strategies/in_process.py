@@ -29,7 +29,7 @@ from tpu_magics.backends.frameworks import LOCAL
 from tpu_magics.backends.protocols import LocalBackend, SavedState, Watcher
 from tpu_magics.errors import TpuMagicsError
 from tpu_magics.host import Host, free_disk
-from tpu_magics.launch import frames, preconditions, process, results, session, tee
+from tpu_magics.launch import preconditions, process, results, session, stacks, tee
 from tpu_magics.launch.errors import base
 from tpu_magics.launch.hoist.functions import unwrap_function
 from tpu_magics.launch.notebook import RunObserver
@@ -486,10 +486,10 @@ class InProcessRecords:
 
     def end_failed(self, error: BaseException, cell_names: Mapping[str, str]) -> None:
         """The last event of a failed run; the traceback follows the output in the log."""
-        error_type, error_text = frames.describe(error)
-        stack = frames.from_exception(error, cell_names)
+        error_type, error_text = stacks.describe(error)
+        stack = stacks.from_exception(error, cell_names)
         self.end("failed", error_type=error_type, error_text=error_text, frames=stack)
-        self.log.write(frames.traceback_text(error))
+        self.log.write(stacks.traceback_text(error))
 
     def close(self) -> None:
         """Close all files."""

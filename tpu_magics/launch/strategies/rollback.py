@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_magics.backends.base import RecompileLimit
 from tpu_magics.backends.protocols import LocalBackend, SavedState
 from tpu_magics.errors import TpuMagicsError, TrainingFailed, TrainingInterrupted
-from tpu_magics.launch import frames
+from tpu_magics.launch import stacks
 from tpu_magics.launch.errors import base, hangs
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome, error_record
 from tpu_magics.launch.watchdog import INTERRUPT, TIMEOUT
@@ -111,7 +111,7 @@ def _explain_stop(
 
 def _as_failure(run: TrainingRun, started: float, error: BaseException) -> tuple[Failure, WorkerOutcome]:
     """The failure in the form that the explainers of forked workers need."""
-    kind, text = frames.describe(error)
+    kind, text = stacks.describe(error)
     end = events.End(started, 0, status="failed", error_type=kind, error_text=text)
     outcome = WorkerOutcome(0, exit_code=1, end=end)
     return Failure("worker", (outcome,), run=str(run.folder.path)), outcome
@@ -160,13 +160,13 @@ def _explain_by_backend(run: TrainingRun, strategy: InProcessStrategy, error: Ba
 
 def _user_lines(run: TrainingRun, error: BaseException) -> list[str]:
     """The user's own lines of the stack."""
-    stack = [one for one in frames.from_exception(error, run.cell_names) if not one.library]
-    return frames.fold(stack)
+    stack = [one for one in stacks.from_exception(error, run.cell_names) if not one.library]
+    return stacks.fold(stack)
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:
     """For run.json."""
     if isinstance(error, TpuMagicsError):
         return error_record(error)
-    kind, text = frames.describe(error)
+    kind, text = stacks.describe(error)
     return {"what": f"{kind}: {text}", "why": "", "todo": "", "details": []}

@@ -11,7 +11,7 @@ import torch
 from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe import causes
 from tpu_magics.backends.torch_xla.observe.causes import new_functions
-from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, TensorInfo
+from tpu_magics.backends.torch_xla.observe.python_values import FrameSnapshot, TensorInfo
 from tpu_magics.backends.torch_xla.observe.step_events import StepEvents, StepFacts
 from tpu_magics.runs.events import Site
 

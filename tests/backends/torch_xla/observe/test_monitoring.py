@@ -18,7 +18,7 @@ from tests.backends.torch_xla.rehearsed import launched  # noqa: E402
 from tests.launch.launching import failed, of, run, said  # noqa: E402
 from tests.xla_flags import QUICK  # noqa: E402
 from tpu_magics.backends.torch.hooks import READ_FUNCTIONS, READS  # noqa: E402
-from tpu_magics.backends.torch_xla.observe import hooks, runtime_stats, snapshot, xla_dumps  # noqa: E402
+from tpu_magics.backends.torch_xla.observe import hooks, python_values, runtime_stats, xla_dumps  # noqa: E402
 from tpu_magics.launch import session  # noqa: E402
 from tpu_magics.launch.results import TrainResult  # noqa: E402
 from tpu_magics.runs import events, files  # noqa: E402
@@ -148,7 +148,7 @@ def test_training_goes_on_when_observing_fails(
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError("the observer is broken")
 
-    owner = {"take": snapshot, "blocks": xla_dumps, "sample": runtime_stats.RuntimeStats}[broken]
+    owner = {"take": python_values, "blocks": xla_dumps, "sample": runtime_stats.RuntimeStats}[broken]
     monkeypatch.setattr(owner, broken, fails)
     result = run(lengths)
     assert result.value == usual.value and result.steps == usual.steps == 12

@@ -1,7 +1,7 @@
 """The observer of a torch_xla worker: steps, compiles with their causes, reads, values, precision.
 
-A compile goes through hooks.py -> observer.py -> xla_dumps.py -> snapshot.py, step_events.py and evidence.py, which
-make its evidence -> backends/observe/compiles.py, with causes.py for the cause. A step only reads a few counters;
+A compile goes through hooks.py -> observer.py -> xla_dumps.py -> python_values.py, step_events.py and evidence.py,
+which make its evidence -> backends/observe/compiles.py, with causes.py for the cause. A step only reads a few counters;
 compiles are rare, and are analyzed when they happen. A rehearsal also tracks each piece of a step (xla_dumps.py).
 """
 

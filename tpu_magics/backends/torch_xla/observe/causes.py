@@ -31,7 +31,7 @@ from tpu_magics.backends.torch_xla.observe.number_causes import (
     random_state,
     sum_begun,
 )
-from tpu_magics.backends.torch_xla.observe.snapshot import Number
+from tpu_magics.backends.torch_xla.observe.python_values import Number
 from tpu_magics.runs.events import Site
 
 # -- graphs that a library runs ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tpu_magics.backends.observe.compiles import (
     graph_distance,
 )
 from tpu_magics.backends.observe.sites import Sites, StackLine, locals_of, outwards
-from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
+from tpu_magics.backends.torch_xla.observe.python_values import FrameSnapshot, Number
 from tpu_magics.backends.torch_xla.observe.step_events import StepFacts
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport
 from tpu_magics.runs.origin import OWN, package_of, under

@@ -8,7 +8,7 @@ from collections import Counter
 from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe.evidence import TorchComparison, TorchCompileEvidence
-from tpu_magics.backends.torch_xla.observe.snapshot import Number
+from tpu_magics.backends.torch_xla.observe.python_values import Number
 
 # A Python number becomes an input of torch_xla's graph, except these, which become constants (special scalars).
 _BAKED = (0, 1)

@@ -16,7 +16,7 @@ from tpu_magics.backends.observe.observer import Observer, guarded
 from tpu_magics.backends.observe.sites import outwards
 from tpu_magics.backends.torch.batches import BatchSizes
 from tpu_magics.backends.torch.hooks import ReadCounter, TorchLoggedValues
-from tpu_magics.backends.torch_xla.observe import counters, evidence, loaders, snapshot, step_events
+from tpu_magics.backends.torch_xla.observe import counters, evidence, loaders, python_values, step_events
 from tpu_magics.backends.torch_xla.observe.causes import explain
 from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence, distance
 from tpu_magics.backends.torch_xla.observe.runtime_stats import RuntimeStats
@@ -66,7 +66,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
         self.syncs_of_exchange: int | None = None  # None: the ranks exchange nothing now
         self.parts: set[tuple[int, tuple[object, ...]]] = set()
         self.had_state = False
-        self.host_training: snapshot.HostTraining | None = None
+        self.host_training: python_values.HostTraining | None = None
         self.backward_on_device = False
         self.eager_mode = False
         self.ran_eagerly = False  # since the last step
@@ -294,7 +294,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
         stack = report.frames or self.sites.stack(frame)
         site = self.sites.of_stack(stack) or self.sites.of_frame(frame)
-        values = snapshot.take(frame, self.sites)
+        values = python_values.take(frame, self.sites)
         if self.events.rates:
             values.numbers = {n: v for n, v in values.numbers.items() if not n.endswith("['lr']")} | self.events.rates
         facts = self.events.facts(site, torch.is_grad_enabled(), self.sites.decides, self.unsynced)
@@ -415,7 +415,7 @@ class TorchObserver(Observer[TorchCompileEvidence]):
 
     @guarded
     def _find_host_training(self, frame: FrameType) -> None:
-        self.host_training = snapshot.find_host_training(frame, self.sites)
+        self.host_training = python_values.find_host_training(frame, self.sites)
 
     def before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self.stopped or self.closed:

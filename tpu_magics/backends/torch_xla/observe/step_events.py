@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tpu_magics.backends.torch.batches import leaves
 from tpu_magics.backends.torch.hooks import ReadCounter
 from tpu_magics.backends.torch_xla.observe import counters
-from tpu_magics.backends.torch_xla.observe.snapshot import FrameSnapshot, Number
+from tpu_magics.backends.torch_xla.observe.python_values import FrameSnapshot, Number
 from tpu_magics.runs.events import Input, Site
 
 _KEPT = 256  # events of one kind in one step

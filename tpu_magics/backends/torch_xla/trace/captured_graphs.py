@@ -22,7 +22,7 @@ from tpu_magics.backends.lowered import LoweredGraph, SourceLine
 from tpu_magics.backends.observe.sites import locals_of, outwards
 from tpu_magics.backends.torch import optimizers
 from tpu_magics.backends.torch_xla import spmd
-from tpu_magics.backends.torch_xla.observe import snapshot
+from tpu_magics.backends.torch_xla.observe import python_values
 from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport, XlaDumps
 from tpu_magics.backends.torch_xla.trace.host_reads import SourceLineFinder
 from tpu_magics.backends.torch_xla.trace.live_tensors import PendingGraph, alias, graph_hash, inner, outer_tensors
@@ -358,13 +358,13 @@ def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
 def _kept_by(optimizer: Any, owners: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     for parameter, state in optimizer.state.items():
         for kind, tensor in state.items() if isinstance(state, dict) else ():
-            if snapshot.is_tensor(tensor) and tensor.is_xla:
+            if python_values.is_tensor(tensor) and tensor.is_xla:
                 yield alias(inner(tensor)), f"{kind} of {owners.get(id(parameter), 'a parameter')}"
 
 
 def _inputs(frame: FrameType, observer: TorchObserver) -> Iterator[tuple[int, str]]:
     """Inputs from the host, by their name in the batch or the variable that holds them."""
-    variables = {seen.key: name for name, seen in snapshot.take(frame, observer.sites).tensors.items()}
+    variables = {seen.key: name for name, seen in python_values.take(frame, observer.sites).tensors.items()}
     names = {**variables, **{one.key: one.name for one in observer.events.arrivals if one.name}}
     for one in outer_tensors():
         if id(one) in names:

@@ -12,17 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpu_magics.panel.model_info import (
-    as_count,
-    as_object,
-    as_seconds,
-    as_text,
-    as_texts,
-    device_name,
-    host_name,
-)
-from tpu_magics.panel.model_ranks import RankRecords
-from tpu_magics.panel.model_reasons import (
+from tpu_magics.panel.end_reasons import (
     DETAILS,
     OUTCOMES,
     diverged,
@@ -32,7 +22,17 @@ from tpu_magics.panel.model_reasons import (
     warming_up,
     why_no_compiles,
 )
-from tpu_magics.panel.model_view import (
+from tpu_magics.panel.model_info import (
+    as_count,
+    as_object,
+    as_seconds,
+    as_text,
+    as_texts,
+    device_name,
+    host_name,
+)
+from tpu_magics.panel.rank_state import RankRecords
+from tpu_magics.panel.run_view import (
     COLLECTING,
     COMPILING,
     LIVE_STATES,

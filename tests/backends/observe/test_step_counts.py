@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.backends.observe.loop_samples import KNOWN, NAMES, UNKNOWN, programs
-from tpu_magics.backends.observe import loops
+from tpu_magics.backends.observe import step_counts
 from tpu_magics.backends.observe.sites import outwards
 
 
@@ -32,9 +32,9 @@ class FakeLoader:
     def note(self, frame: FrameType) -> None:
         frames = list(outwards(frame))[: -self.outside]
         user = next(one for one in frames if one.f_code.co_name != "tqdm")  # which is a library's
-        head = loops.header(user)
-        self.times.append(None if head is None else loops.times(frames[frames.index(user) :], head))
-        self.iterated.append(None if head is None else loops.iterated(head, user, self, frame))
+        head = step_counts.header(user)
+        self.times.append(None if head is None else step_counts.times(frames[frames.index(user) :], head))
+        self.iterated.append(None if head is None else step_counts.iterated(head, user, self, frame))
 
 
 def after(source: str) -> FakeLoader:
@@ -79,4 +79,4 @@ def test_a_part_of_a_loader_is_not_the_loader(head: str) -> None:
 def test_no_code_of_the_user_is_run_and_nothing_fails(expression: str) -> None:
     names: dict[str, Any] = {}
     exec(f"{NAMES}\ndef frame():\n    return __import__('sys')._getframe()", names)
-    assert type(loops._value(ast.parse(expression, mode="eval").body, names["frame"]())) not in (int, range)
+    assert type(step_counts._value(ast.parse(expression, mode="eval").body, names["frame"]())) not in (int, range)

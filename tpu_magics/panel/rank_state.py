@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tpu_magics.panel.model_series import Curve, Downsampled, StepTimes, merge_times
-from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
+from tpu_magics.panel.run_view import COLLECTING, COMPILING, STARTING, TRAINING, CauseCount, CompileEntry
 from tpu_magics.runs.events import (
     MOST_NAMES,
     Batch,

@@ -15,11 +15,11 @@ import pytest
 from tests.panel import recorded
 from tests.panel.recorded import CREATED, Recorded, began, first_compile, losses, myself, recompile, started
 from tpu_magics.panel.html import to_html
-from tpu_magics.panel.model import RunModel
 from tpu_magics.panel.model_series import LIMIT, Downsampled
-from tpu_magics.panel.model_view import Point, RunView
+from tpu_magics.panel.page_of_run import page
+from tpu_magics.panel.run_state import RunModel
+from tpu_magics.panel.run_view import Point, RunView
 from tpu_magics.panel.text import to_text
-from tpu_magics.panel.words import page
 from tpu_magics.runs.events import (
     Batch,
     Cache,
@@ -560,7 +560,7 @@ def test_a_long_run_is_thinned(tmp_path: Path) -> None:
 def test_what_was_not_read_of_a_long_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = started(tmp_path).write_many(recompile(CREATED + 2 + nth, nth) for nth in range(60))
     assert run.view().compiles == 60 and run.view().notices == ()
-    monkeypatch.setattr("tpu_magics.panel.model.MOST_READ", 8_000)
+    monkeypatch.setattr("tpu_magics.panel.run_state.MOST_READ", 8_000)
     view = run.view()
     assert view.compiles is not None and view.compiles < 60
     [notice] = view.notices

@@ -23,10 +23,9 @@ from tpu_magics.panel.formats import (
     short,
     size,
 )
-from tpu_magics.panel.model_view import CUT_SHORT, CompileEntry, RankView, RunView
 from tpu_magics.panel.page import Fact, Item, Section, SectionRow, Tone
-from tpu_magics.panel.words_charts import charted, loss_name, memory_chart, not_finite, step_time_chart
-from tpu_magics.panel.words_problems import (
+from tpu_magics.panel.page_charts import charted, loss_name, memory_chart, not_finite, step_time_chart
+from tpu_magics.panel.page_problems import (
     cause_name,
     fullest_hbm,
     notes,
@@ -35,6 +34,7 @@ from tpu_magics.panel.words_problems import (
     used_memory,
     why,
 )
+from tpu_magics.panel.run_view import CUT_SHORT, CompileEntry, RankView, RunView
 from tpu_magics.runs.events import Compile, Mesh, Metrics, Read, Resumed
 
 CPU = "XLA:CPU"

@@ -10,8 +10,8 @@ from functools import partial
 from tpu_magics.check import rule_why
 from tpu_magics.errors import plural
 from tpu_magics.panel.formats import cut, percent, place, rule_title, seconds, several, short, size
-from tpu_magics.panel.model_view import CUT_SHORT, CauseCount, Notice, RankView, RunView
 from tpu_magics.panel.page import Problem, Tone
+from tpu_magics.panel.run_view import CUT_SHORT, CauseCount, Notice, RankView, RunView
 from tpu_magics.runs.events import CAUSES, Compile, RuleFinding, Site, Transfer
 
 MOST = 50

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tpu_magics.panel.formats import number, seconds, short, size
-from tpu_magics.panel.model_view import Point, RunView, ValueSeries
 from tpu_magics.panel.page import Chart
+from tpu_magics.panel.run_view import Point, RunView, ValueSeries
 from tpu_magics.runs import summary
 
 CHARTS, POINTS = 12, 200

@@ -1,6 +1,6 @@
 """A run in words: its `Page`. Each sentence about a run is here or in the modules beside it, once.
 
-`words_charts.py`: the curves; `words_problems.py`: what to change; `words_sections.py`: what is folded below.
+`page_charts.py`: the curves; `page_problems.py`: what to change; `page_sections.py`: what is folded below.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import math
 
 from tpu_magics.errors import plural
 from tpu_magics.panel.formats import NOT_AVAILABLE, clock, cut, percent, seconds, short
-from tpu_magics.panel.model_view import COLLECTING, COMPILING, STARTING, TRAINING, RunView
 from tpu_magics.panel.page import FailureText, Figure, Page, Progress, Tone
+from tpu_magics.panel.page_charts import POINTS, charts, compiled_at
+from tpu_magics.panel.page_problems import problems
+from tpu_magics.panel.page_sections import devices, sections
 from tpu_magics.panel.protocol import RECORD_VERSION
-from tpu_magics.panel.words_charts import POINTS, charts, compiled_at
-from tpu_magics.panel.words_problems import problems
-from tpu_magics.panel.words_sections import devices, sections
+from tpu_magics.panel.run_view import COLLECTING, COMPILING, STARTING, TRAINING, RunView
 
 STATES: dict[str, tuple[str, Tone]] = {
     STARTING: ("◌", "live"),

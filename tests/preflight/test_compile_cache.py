@@ -15,8 +15,9 @@ from tests.preflight import stablehlo_programs as programs
 from tests.preflight.stablehlo_programs import compile_some, graph
 from tpu_magics.backends.lowered import SourceLine
 from tpu_magics.preflight import compilation, compile_process
-from tpu_magics.preflight import store as store_module
+from tpu_magics.preflight import compile_cache as store_module
 from tpu_magics.preflight.compilation import CompileProgress
+from tpu_magics.preflight.compile_cache import Store, default_folder, key
 from tpu_magics.preflight.compile_result import (
     Buffer,
     CompileResult,
@@ -26,7 +27,6 @@ from tpu_magics.preflight.compile_result import (
     TilePadding,
     UnsupportedOp,
 )
-from tpu_magics.preflight.store import Store, default_folder, key
 from tpu_magics.preflight.targets import parse
 
 V5E = parse("v5e-4")

@@ -28,10 +28,10 @@ from tests.panel.recorded import (
 )
 from tpu_magics.panel.formats import clock, percent, seconds, short, size
 from tpu_magics.panel.json_values import plain
-from tpu_magics.panel.model_view import LIVE_STATES, RunView
 from tpu_magics.panel.page import Figure, Item, Page, Problem, Section
-from tpu_magics.panel.words import page
-from tpu_magics.panel.words_problems import straggler, told_findings
+from tpu_magics.panel.page_of_run import page
+from tpu_magics.panel.page_problems import straggler, told_findings
+from tpu_magics.panel.run_view import LIVE_STATES, RunView
 from tpu_magics.runs.events import (
     Batch,
     Cache,

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from tpu_magics.errors import TpuMagicsError
-from tpu_magics.launch import frames, process
+from tpu_magics.launch import process, stacks
 from tpu_magics.runs import origin
 from tpu_magics.runs.events import Frame
 
 STDLIB = sysconfig.get_path("stdlib")
 SITE = sysconfig.get_path("purelib")
-OURS = str(Path(frames.__file__).parent / "worker.py")
+OURS = str(Path(stacks.__file__).parent / "worker.py")
 CELL = "/tmp/ipykernel_4711/1234567890.py"
 CELLS = {CELL: "In [12]"}
 
@@ -104,7 +104,7 @@ def test_methods_that_python_generates_are_not_the_users() -> None:
 
 def test_an_exception_has_cell_line_function_and_code() -> None:
     error = raised_by("def training_function():\n    x = 1\n    raise ValueError('bad')\n\ntraining_function()\n")
-    stack = frames.from_exception(error, CELLS)
+    stack = stacks.from_exception(error, CELLS)
     assert stack[-2:] == (
         Frame("In [12]", 5, "<module>", "training_function()"),
         Frame("In [12]", 3, "training_function", "raise ValueError('bad')"),
@@ -115,12 +115,12 @@ def test_frames_through_torch_end_in_the_users_line() -> None:
     torch = pytest.importorskip("torch")
     error = raised_by("import torch\nnet = torch.nn.Sequential(torch.nn.Linear(4, 2))\nnet(torch.ones(3, 5))\n")
     assert isinstance(error, RuntimeError) and torch is not None
-    stack = frames.from_exception(error, CELLS)
+    stack = stacks.from_exception(error, CELLS)
     assert stack[-1].library
-    assert frames.last_user_frame(stack) == Frame("In [12]", 3, "<module>", "net(torch.ones(3, 5))")
-    assert frames.libraries_below(stack) == ["torch"]
+    assert stacks.last_user_frame(stack) == Frame("In [12]", 3, "<module>", "net(torch.ones(3, 5))")
+    assert stacks.libraries_below(stack) == ["torch"]
     count = sum(1 for frame in stack if "torch" in origin.package_of(frame.path))
-    assert frames.fold(stack)[-2:] == [
+    assert stacks.fold(stack)[-2:] == [
         "In [12], line 3, in <module>: net(torch.ones(3, 5))",
         f"... {count} frames in torch ...",
     ]
@@ -129,7 +129,7 @@ def test_frames_through_torch_end_in_the_users_line() -> None:
 
 def test_a_syntax_error_points_to_its_place() -> None:
     error = raised_by("exec(compile('a = 1\\nb = = 2\\n', 'made_up.py', 'exec'))\n")
-    assert frames.from_exception(error, {**CELLS, "made_up.py": "In [3]"})[-1] == Frame("In [3]", 2, "", "b = = 2")
+    assert stacks.from_exception(error, {**CELLS, "made_up.py": "In [3]"})[-1] == Frame("In [3]", 2, "", "b = = 2")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_syntax_error_points_to_its_place() -> None:
     ],
 )
 def test_type_and_text_with_the_deepest_cause(code: str, kind: str, text: str) -> None:
-    found_kind, found_text = frames.describe(raised_by(code))
+    found_kind, found_text = stacks.describe(raised_by(code))
     assert found_kind == kind
     assert text in found_text
     assert ("(caused by" in found_text) == ("caused by" in text)
@@ -181,28 +181,28 @@ def test_tensorflows_way_to_an_op_and_colours_are_no_part_of_the_text() -> None:
     error = ValueError(
         f"\x1b[1mMatrix size-incompatible\x1b[0m\n\n{stack}\t [[node]]\nThe op is created at: \nFile x\nEnd"
     )
-    assert frames.describe(error)[1] == "Matrix size-incompatible\n\n[[node]]\nEnd"
+    assert stacks.describe(error)[1] == "Matrix size-incompatible\n\n[[node]]\nEnd"
 
 
 def test_a_cycle_of_causes_ends() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
-    assert frames.describe(first) == ("ValueError", "a (caused by ValueError: b)")
+    assert stacks.describe(first) == ("ValueError", "a (caused by ValueError: b)")
 
 
 def test_our_own_errors_keep_their_text() -> None:
     error = TpuMagicsError("What.", "Because.", "Do.")
     error.__cause__ = OSError("inner")
-    assert frames.describe(error) == ("tpu_magics.errors.TpuMagicsError", "What.\nWhy: Because.\nWhat to do: Do.")
+    assert stacks.describe(error) == ("tpu_magics.errors.TpuMagicsError", "What.\nWhy: Because.\nWhat to do: Do.")
 
 
 def test_deep_recursion_is_bounded_and_counted() -> None:
     error = raised_by("def f(n):\n    return f(n + 1)\nf(0)\n")
-    stack = frames.from_exception(error, CELLS)
+    stack = stacks.from_exception(error, CELLS)
     assert len(stack) == 101
     left_out = next(frame for frame in stack if frame.path == origin.LEFT_OUT)
     assert left_out.line > 700
-    text = frames.fold(stack)
+    text = stacks.fold(stack)
     assert any(f"... {left_out.line} frames ..." == line for line in text)
     assert any(line.startswith("In [12], line 2, in f: return f(n + 1) (") for line in text)
     assert len(text) < 8
@@ -211,10 +211,10 @@ def test_deep_recursion_is_bounded_and_counted() -> None:
 def test_the_users_outermost_call_is_shown_whatever_called_it() -> None:
     calling = [Frame("/lib/a.py", number, "launch", library=True) for number in range(50)]
     first, again = Frame("In [1]", 4, "train"), Frame("In [1]", 3, "visit")
-    stack = frames._bounded([*calling, first, *[again] * 900])
+    stack = stacks._bounded([*calling, first, *[again] * 900])
     assert stack[0].path == origin.LEFT_OUT and stack[0].line == 48 and stack[1:4] == (*calling[48:], first)
     assert len(stack) == 101 and sum(one.line if one.path == origin.LEFT_OUT else 1 for one in stack) == 951
-    of_library = frames._bounded([*calling * 4, *[again] * 80])  # the user's code is among the innermost frames
+    of_library = stacks._bounded([*calling * 4, *[again] * 80])  # the user's code is among the innermost frames
     assert len(of_library) == 101 and of_library[:20] == tuple(calling[:20]) and of_library[-80:] == (again,) * 80
 
 
@@ -255,10 +255,10 @@ def test_a_true_crash_dump(tmp_path: Path, in_thread: bool) -> None:
     status, text = dump_of(function, tmp_path / "stack", in_thread)
     assert os.WTERMSIG(status) == signal.SIGSEGV
     assert "Segmentation fault" in text
-    threads = frames.from_faulthandler(text, CELLS)
+    threads = stacks.from_faulthandler(text, CELLS)
     stack = [one for one in threads.values() if any(frame.path == "In [12]" for frame in one)]
     assert len(stack) == 1
-    assert frames.last_user_frame(stack[0]) in (
+    assert stacks.last_user_frame(stack[0]) in (
         Frame("In [12]", 5, "training_function", "os.kill(os.getpid(), signal.SIGSEGV)"),
         Frame("In [12]", 6, "training_function", "threading.Event().wait()"),
     )
@@ -274,7 +274,7 @@ def test_a_dump_on_request_of_one_thread_and_of_all(tmp_path: Path) -> None:
     for every in (False, True):
         with path.open("w") as file:
             space["here"](file, every)
-        threads = frames.from_faulthandler(path.read_text(), CELLS)
+        threads = stacks.from_faulthandler(path.read_text(), CELLS)
         first = next(iter(threads.values()))
         assert Frame("In [12]", 2, "here", "dump(file, every)") in first
 
@@ -305,31 +305,31 @@ Extension modules: numpy.core._multiarray_umath (total: 1)
 
 
 def test_the_thread_that_trains_is_found_among_others() -> None:
-    threads = frames.from_faulthandler(FAKE_DUMP, CELLS)
+    threads = stacks.from_faulthandler(FAKE_DUMP, CELLS)
     assert list(threads) == [f"0x00007f000000000{n}" for n in (4, 1, 2, 3)]
     assert threads["0x00007f0000000004"] == ()
-    stack = frames.training_thread(threads)
-    assert frames.last_user_frame(stack) == Frame("In [12]", 4, "training_function", stack[-2].code)
+    stack = stacks.training_thread(threads)
+    assert stacks.last_user_frame(stack) == Frame("In [12]", 4, "training_function", stack[-2].code)
     assert stack[0].function == "run"
 
 
 def test_the_notebooks_own_stack_is_not_taken_for_the_training() -> None:
     only_main = FAKE_DUMP.split("\n\nThread 0x00007f0000000002")[0]
-    assert frames.training_thread(frames.from_faulthandler(only_main, CELLS)) == ()
+    assert stacks.training_thread(stacks.from_faulthandler(only_main, CELLS)) == ()
 
 
 def test_a_crashing_thread_of_the_users_own_comes_first() -> None:
     text = FAKE_DUMP.replace("Current thread", "Thread").replace(
         "Thread 0x00007f0000000003", "Current thread 0x00007f0000000003"
     )
-    stack = frames.training_thread(frames.from_faulthandler(text, CELLS))
+    stack = stacks.training_thread(stacks.from_faulthandler(text, CELLS))
     assert stack[-1] == Frame("/home/me/déjà.py", 7, "load", "")
 
 
 def test_the_last_of_several_dumps_counts() -> None:
     again = FAKE_DUMP.replace("line 4 in training_function", "line 5 in training_function")
-    stack = frames.training_thread(frames.from_faulthandler(FAKE_DUMP + again, CELLS))
-    line = frames.last_user_frame(stack)
+    stack = stacks.training_thread(stacks.from_faulthandler(FAKE_DUMP + again, CELLS))
+    line = stacks.last_user_frame(stack)
     assert line is not None and line.line == 5
 
 
@@ -343,14 +343,14 @@ def test_the_last_of_several_dumps_counts() -> None:
     ],
 )
 def test_text_that_is_no_dump_gives_no_threads(text: str) -> None:
-    assert frames.from_faulthandler(text, CELLS) == {}
-    assert frames.training_thread({}) == ()
+    assert stacks.from_faulthandler(text, CELLS) == {}
+    assert stacks.training_thread({}) == ()
 
 
 def test_unknown_lines_and_names_of_newer_pythons() -> None:
     text = f'Current thread 0x00007f01 [MainThread] (most recent call first):\n  File "{CELL}", line ??? in f\n  ...\n'
-    assert frames.from_faulthandler(text, CELLS) == {"0x00007f01": (Frame("In [12]", 0, "f", ""),)}
-    assert frames.place(Frame("In [12]", 0, "f")) == "In [12], line ?, in f"
+    assert stacks.from_faulthandler(text, CELLS) == {"0x00007f01": (Frame("In [12]", 0, "f", ""),)}
+    assert stacks.place(Frame("In [12]", 0, "f")) == "In [12], line ?, in f"
 
 
 # -- folding ------------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_unknown_lines_and_names_of_newer_pythons() -> None:
 
 def test_runs_of_library_frames_become_one_line() -> None:
     stack = [library("accelerate"), user(), *[library("accelerate")] * 2, *[library("torch")] * 5]
-    assert frames.fold(stack) == [
+    assert stacks.fold(stack) == [
         "... 1 frame in accelerate ...",
         "In [12], line 14, in training_function: loss.backward()",
         "... 7 frames in accelerate/torch ...",
@@ -367,28 +367,28 @@ def test_runs_of_library_frames_become_one_line() -> None:
 
 def test_what_only_passes_a_call_on_is_not_named() -> None:
     ours = Frame(OURS, 3, "to", "moved = plain(tensor, device)", library=True)
-    assert frames.libraries_below([user(), ours]) == []
-    assert frames.libraries_below([user(), ours, library()]) == ["torch"]
+    assert stacks.libraries_below([user(), ours]) == []
+    assert stacks.libraries_below([user(), ours, library()]) == ["torch"]
     raised = Frame(OURS, 4, "log", "raise ValueError(value)", library=True)
-    assert frames.libraries_below([user(), raised]) == ["tpu_magics"]
+    assert stacks.libraries_below([user(), raised]) == ["tpu_magics"]
 
 
 def test_many_packages_are_cut() -> None:
-    assert frames.fold([library(name) for name in "abcdef"]) == ["... 6 frames in a/b/c/d/... ..."]
+    assert stacks.fold([library(name) for name in "abcdef"]) == ["... 6 frames in a/b/c/d/... ..."]
 
 
 def test_a_line_without_code_and_a_file_in_the_working_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert frames.fold([user(str(tmp_path / "lib" / "train.py"), 2, "main", "")]) == ["lib/train.py, line 2, in main"]
-    assert frames.fold([user("/elsewhere/train.py", 2, "main", "")]) == ["/elsewhere/train.py, line 2, in main"]
+    assert stacks.fold([user(str(tmp_path / "lib" / "train.py"), 2, "main", "")]) == ["lib/train.py, line 2, in main"]
+    assert stacks.fold([user("/elsewhere/train.py", 2, "main", "")]) == ["/elsewhere/train.py, line 2, in main"]
 
 
 def test_nothing_folds_to_nothing() -> None:
-    assert frames.fold([]) == []
-    assert frames.last_user_frame([library()]) is None
-    assert frames.libraries_below([library(), user()]) == []
+    assert stacks.fold([]) == []
+    assert stacks.last_user_frame([library()]) is None
+    assert stacks.libraries_below([library(), user()]) == []
 
 
 @pytest.mark.parametrize(
@@ -404,4 +404,4 @@ def test_nothing_folds_to_nothing() -> None:
 )
 def test_the_name_that_was_meant(code: str, text: str) -> None:
     """Python tells it only with the whole traceback."""
-    assert frames.describe(raised_by(code))[1] == text
+    assert stacks.describe(raised_by(code))[1] == text

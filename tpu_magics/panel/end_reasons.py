@@ -8,8 +8,8 @@ from typing import Any
 
 from tpu_magics.errors import plural
 from tpu_magics.panel.model_info import as_count, as_seconds
-from tpu_magics.panel.model_ranks import RankRecords
-from tpu_magics.panel.model_view import COLLECTING, COMPILING, CUT_SHORT, STARTING, RunFailure
+from tpu_magics.panel.rank_state import RankRecords
+from tpu_magics.panel.run_view import COLLECTING, COMPILING, CUT_SHORT, STARTING, RunFailure
 from tpu_magics.runs.events import Divergence, End
 
 # Of a rank, as states of a run.
