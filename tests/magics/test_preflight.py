@@ -274,7 +274,7 @@ def made_before(model):
 """
 # What a trace and a compile tell (tests/preflight/test_run.py has more); the rest: test_preflight_refused.py.
 WRONG = {
-    f"never {TARGET}": "never never syncs, so it has no step to compile.",
+    f"never {TARGET}": "never came to no sync, so it has no step to compile.",
     f"made_before model {TARGET} --fit size": "Changing size has no effect: 8 and 512 give the same graph.",
 }
 

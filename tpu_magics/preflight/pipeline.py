@@ -97,11 +97,11 @@ def _require_sync(name: str, found: TraceResult, world: int) -> None:
         else ""
     )
     raise TpuMagicsError(
-        f"{name} never syncs, so it has no step to compile.",
+        f"{name} came to no sync, so it has no step to compile.",
         f"{pending}. A step ends with torch_xla.sync(), or when a loader from accelerator.prepare gives the next "
-        f"batch.{ranks}",
-        "End each step with torch_xla.sync(), and let the function make at least three steps"
-        + (" on each rank: give it more data." if ranks else "."),
+        f"batch; a loop over less data than one batch, with drop_last=True, makes none.{ranks}",
+        "End each step with torch_xla.sync(); where the code does, give it data for at least three steps"
+        + (" on each rank." if ranks else "."),
     )
 
 

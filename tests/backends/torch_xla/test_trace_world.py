@@ -93,9 +93,9 @@ def test_too_little_data_for_the_ranks_is_told() -> None:
 
     with pytest.raises(TpuMagicsError) as caught:
         traced(few, net(), world=RANKS)
-    assert "never syncs" in caught.value.what
+    assert "came to no sync" in caught.value.what
     assert "as one of 8 ranks, and each gets 1/8 of the data" in caught.value.why
-    assert caught.value.todo.endswith("at least three steps on each rank: give it more data.")
+    assert caught.value.todo.endswith("data for at least three steps on each rank.")
 
 
 # -- torch_xla --------------------------------------------------------------------------------------------------------
