@@ -38,6 +38,7 @@ EXPECTED = {
     "last_batch_dict": {"TPU302"},
     "last_batch_loader": {"TPU302"},
     "live_history": {"TPU304"},
+    "number_counter_beside": {"TPU303"},
     "number_crop": {"TPU303"},
     "number_position": {"TPU303"},
     "number_power": {"TPU303"},

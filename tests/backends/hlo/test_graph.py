@@ -71,6 +71,8 @@ PROGRAMS = {
     "top3": lambda: values(kept := ones(9).topk(3)),
     "slice4": lambda: values(kept := ones(9)[:4] * 2),
     "slice5": lambda: values(kept := ones(9)[:5] * 2),
+    "item3": lambda: values(kept := (ones(9) * 2)[3]),
+    "item4": lambda: values(kept := (ones(9) * 2)[4]),
     "eps5": lambda: values(kept := F.batch_norm(ones(3, 4), None, None, training=True, eps=1e-5)),
     "eps3": lambda: values(kept := F.batch_norm(ones(3, 4), None, None, training=True, eps=1e-3)),
     "count0": lambda: values(kept := ones(3) + torch.arange(3, device="xla")),
@@ -304,6 +306,12 @@ def test_a_python_number_that_is_a_size(
     assert found.dims == (pair,)
     assert found.parameters == ()
     assert found.lines() == (f"sizes inside the graph changed: {pair[1]}, before {pair[0]}",)
+
+
+def test_where_a_slice_starts_is_no_size(graphs: dict[str, hlo.Graph]) -> None:
+    moved, longer = change(graphs, "item3", "item4"), change(graphs, "slice4", "slice5")
+    assert (moved.starts, moved.sizes) == (((3, 4),), ())
+    assert (longer.starts, longer.sizes) == ((), ((4, 5),))
 
 
 def test_a_python_number_in_an_attribute(graphs: dict[str, hlo.Graph]) -> None:

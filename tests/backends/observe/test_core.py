@@ -30,6 +30,7 @@ from tpu_magics.backends.observe.compiles import (
 )
 from tpu_magics.backends.observe.measurements import LoggedValues, PeriodicSampler, PrecisionWatch, precision_facts
 from tpu_magics.backends.observe.observer import Observer, guarded
+from tpu_magics.backends.observe.sites import indexed, names_used
 from tpu_magics.runs.events import Compile, Event, Input, Precision, Site, Warned, from_line, only
 from tpu_magics.runs.writer import EventWriter
 
@@ -217,3 +218,28 @@ def test_the_core_imports_no_framework() -> None:
     root = Path(tpu_magics.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=root)
     assert done.stdout == "[]\n", done.stderr
+
+
+# -- what names are used for ------------------------------------------------------------------------------------------
+
+NAMES = """
+def work(x, scale):
+    seen = shown = tries = 0
+    for row in range(limit):
+        seen += 1
+        tries = tries + 1
+        if shown < 5 and seen > limit and not tries:
+            print("%d" % y[row], seen, f"{tries}")
+            print("%d of %d" % (shown, limit))
+        x = x * scale if (x > bound).any() else x
+"""
+
+
+def test_a_number_that_is_only_counted_tested_or_printed_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text(NAMES)
+    known, used = names_used((str(path),), frozenset({"seen", "shown", "tries", "limit", "row", "scale"}), "work", 5)
+    assert known - used == {"seen", "shown", "tries", "limit"}
+    assert {"x", "y", "row", "scale", "bound"} <= used
+    assert indexed(str(path), 8) == (("y", "row"),)
+    assert indexed(str(path), 5) == indexed(str(tmp_path / "none.py"), 1) == ()

@@ -20,6 +20,7 @@ OTHER_OP = 10_000
 
 # A number in an attribute; not the digits of dim_labels=bf01_oi01->bf01.
 _NUMBER = re.compile(r"(?<![a-wyzA-Z\d.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_START = re.compile(r"\[(\d+):")  # of slice={[0:8], [3:4]}
 
 P = TypeVar("P")
 Numbers = tuple[str, str]
@@ -32,14 +33,17 @@ class GraphChange:
 
     `same_ops`: the same instructions in the same order, and `same_wiring`: with the same operands. `constants`:
     literals (also numbers with a fraction in attributes); `dims`: integers in shapes and attributes (the limits of a
-    slice, ...); `attributes`: others that changed; `parameters`: number, old, new (None: does not exist). `added` and
-    `removed`: how many instructions more and fewer there are of each opcode.
+    slice, ...), `sizes`: those that are not only limits of a slice that keeps its size, `starts`: where such a slice
+    starts, if it moved; `attributes`: others that changed; `parameters`: number, old, new (None: does not exist).
+    `added` and `removed`: how many instructions more and fewer there are of each opcode.
     """
 
     same_ops: bool
     same_wiring: bool = True
     constants: tuple[Numbers, ...] = ()
     dims: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    starts: tuple[tuple[int, int], ...] = ()
     attributes: tuple[Numbers, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     outputs_before: int = 0
@@ -58,7 +62,7 @@ class GraphChange:
             chain(
                 _parameter_lines(self.parameters),
                 _constant_lines(self.numbers),
-                _dims_lines(self.dims, self.parameters),
+                _dims_lines(self.sizes, self.starts, self.parameters),
                 _attribute_lines(self.attributes),
                 _output_lines(self.outputs_before, self.outputs_after),
                 _op_lines(self),
@@ -80,6 +84,8 @@ def compare(new: Graph, old: Graph) -> GraphChange:
         same_wiring=same and all(now.operands == before.operands for now, before in pairs),
         constants=_first(found.constants),
         dims=_first(found.dims),
+        sizes=_first({pair: None for pair in found.dims if pair in found.sizes}),
+        starts=_first(found.starts),
         attributes=_first(found.attributes),
         parameters=tuple(_parameters(new.parameters, old.parameters)),
         outputs_before=len(old.outputs),
@@ -144,6 +150,8 @@ class _Differences:
     def __init__(self) -> None:
         self.constants: dict[Numbers, None] = {}
         self.dims: dict[tuple[int, int], None] = {}
+        self.sizes: set[tuple[int, int]] = set()
+        self.starts: dict[tuple[int, int], None] = {}
         self.attributes: dict[Numbers, None] = {}
 
     def add(self, now: Op, before: Op) -> None:
@@ -152,19 +160,27 @@ class _Differences:
         for one, other in zip(now.results, before.results, strict=False):
             self._shape(one, other)
         if now.attributes != before.attributes:
-            self._attributes(now.attributes, before.attributes)
+            moved = now.opcode == before.opcode == "slice" and now.results == before.results
+            if moved:
+                starts = zip(_START.findall(before.attributes), _START.findall(now.attributes), strict=False)
+                self.starts.update({(int(b), int(a)): None for b, a in starts if a != b})
+            self._attributes(now.attributes, before.attributes, moved)
 
     def _shape(self, now: Tensor, before: Tensor) -> None:
         if now.shape != before.shape and len(now.shape) == len(before.shape):
-            self.dims.update({(b, a): None for a, b in zip(now.shape, before.shape, strict=False) if a != b})
+            pairs = [(b, a) for a, b in zip(now.shape, before.shape, strict=False) if a != b]
+            self.dims.update(dict.fromkeys(pairs))
+            self.sizes.update(pairs)
 
-    def _attributes(self, now: str, before: str) -> None:
+    def _attributes(self, now: str, before: str, moved: bool) -> None:
         if _NUMBER.sub("#", now) != _NUMBER.sub("#", before):
             self.attributes[before, now] = None
             return
         for a, b in zip(_NUMBER.findall(now), _NUMBER.findall(before), strict=False):
             if a != b and _is_whole(a) and _is_whole(b):
                 self.dims[int(b), int(a)] = None
+                if not moved:
+                    self.sizes.add((int(b), int(a)))
             elif a != b:
                 self.constants[b, a] = None
 
@@ -279,9 +295,12 @@ def _constant_lines(constants: Sequence[Numbers]) -> Iterator[str]:
         yield f"a constant is now {_short(now)}, before {_short(before)}"
 
 
-def _dims_lines(dims: Sequence[tuple[int, int]], parameters: Sequence[Parameter]) -> Iterator[str]:
-    if dims and not parameters:
-        yield "sizes inside the graph changed: " + _some([f"{now}, before {before}" for before, now in dims], "; ")
+def _dims_lines(
+    sizes: Sequence[tuple[int, int]], starts: Sequence[tuple[int, int]], parameters: Sequence[Parameter]
+) -> Iterator[str]:
+    for what, pairs in (("sizes inside the graph changed", sizes), ("a slice starts elsewhere", starts)):
+        if pairs and not parameters:
+            yield f"{what}: " + _some([f"{now}, before {before}" for before, now in pairs], "; ")
 
 
 def _attribute_lines(attributes: Sequence[Numbers]) -> Iterator[str]:

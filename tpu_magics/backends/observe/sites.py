@@ -19,6 +19,7 @@ _CODE_LENGTH = 200
 _OURS = 3  # references to the locals dict if nothing else holds it: the frame's, ours, and getrefcount's
 _DECIDING = (ast.If, ast.While, ast.IfExp, ast.Assert)
 StackLine = tuple[str, str, int]  # function, path, line
+Used = tuple[frozenset[str], frozenset[str]]  # names that occur, and those that are computed with
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -166,3 +167,76 @@ def _set_by(statement: ast.stmt) -> Iterator[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+
+
+# -- what names are used for ------------------------------------------------------------------------------------------
+
+
+_TOLD = frozenset({"print", "str", "repr", "format", "range"})  # calls that compute nothing with a number
+
+
+@lru_cache(maxsize=64)
+def names_used(paths: tuple[str, ...], numbers: frozenset[str], function: str = "", line: int = 0) -> Used:
+    """The names in the code, and those of them that it computes with: not those of counters that it only counts up,
+    tests or prints. `numbers`: the names of Python numbers; `function`, `line`: only in the function around the
+    line."""
+    trees = [_around(tree, function, line) for path in paths if (tree := parsed(path)) is not None]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    told = {id(one) for node in nodes for one in _only_told(node, numbers)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    used = (node.id for node in names if isinstance(node.ctx, ast.Load) and id(node) not in told)
+    return frozenset(node.id for node in names), frozenset(used)
+
+
+def _around(tree: ast.AST, function: str, line: int) -> ast.AST:
+    found = tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function and _holds(node, line):
+            found = node
+    return found
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _only_told(node: ast.AST, numbers: frozenset[str]) -> Iterator[ast.AST]:
+    """Parts of an expression that are no operands of a computation if they are the names of numbers."""
+    if isinstance(node, ast.FormattedValue):
+        yield node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _TOLD:
+        yield from node.args
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
+        if isinstance(node.left.value, str):
+            yield from node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+    elif isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        if all(isinstance(one, ast.Constant) or (isinstance(one, ast.Name) and one.id in numbers) for one in sides):
+            yield from sides
+    elif isinstance(node, ast.BoolOp):
+        yield from node.values
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, _DECIDING):
+        yield node.test
+    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):  # n = n + 1
+        own = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        yield from (
+            one for one in (node.value.left, node.value.right) if isinstance(one, ast.Name) and one.id in own & numbers
+        )
+
+
+def indexed(path: str, line: int) -> tuple[tuple[str, str], ...]:
+    """What the statement in this line takes by a name: `y[i]` is ("y", "i"). Of a compound statement, its heading."""
+    tree = parsed(path)
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _holds(node, line)] if tree else []
+    parts = ast.iter_child_nodes(around[-1]) if around else ()
+    return tuple(
+        (ast.unparse(node.value), index.id)
+        for part in parts
+        if isinstance(part, (ast.expr, ast.withitem))
+        for node in ast.walk(part)
+        if isinstance(node, ast.Subscript)
+        for index in (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])
+        if isinstance(index, ast.Name)
+    )

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from tpu_magics.backends import hlo
 from tpu_magics.backends.observe.compiles import CompileCause
 from tpu_magics.backends.torch_xla.observe import causes
 from tpu_magics.backends.torch_xla.observe.causes import new_functions
+from tpu_magics.backends.torch_xla.observe.evidence import TorchCompileEvidence
 from tpu_magics.backends.torch_xla.observe.python_values import FrameSnapshot, TensorInfo
 from tpu_magics.backends.torch_xla.observe.step_events import StepEvents, StepFacts
+from tpu_magics.backends.torch_xla.observe.xla_dumps import XlaCompileReport
 from tpu_magics.runs.events import Site
 
 TRAIN = ("/site-packages/transformers/trainer.py", "train")
@@ -83,3 +86,38 @@ def test_a_branch_is_the_cause_only_where_another_value_was_read(before: Any, no
     lines = [Site(1, "x", 1), Site(2, "x", 2)][: len(now)]
     found = causes._branch(pair, lines)
     assert (found and found.text) == said and (found is None or f"line {found.deciding[0].line} of x" in found.text)
+
+
+ITEM = """HloModule m, entry_computation_layout={(f32[9]{0})->(f32[1]{0})}
+
+ENTRY %m.4 (p.1: f32[9]) -> (f32[1]) {
+  %p.1 = f32[9]{0} parameter(0)
+  %slice.2 = f32[1]{0} slice(%p.1), slice={[START:END]}
+  %negate.3 = f32[1]{0} negate(%slice.2)
+  ROOT %tuple.4 = (f32[1]{0}) tuple(%negate.3)
+}
+"""
+
+
+def item(start: int, unused: str = "", indexed: str = "", **numbers: int) -> TorchCompileEvidence:
+    graph = hlo.parse(ITEM.replace("START", str(start)).replace("END", str(start + 1)))
+    values = FrameSnapshot(
+        numbers={**numbers}, unused=frozenset(unused.split()), indexed=((("y", indexed),) if indexed else ())
+    )
+    facts = StepFacts(values=frozenset(range(9)))  # read from a tensor
+    return TorchCompileEvidence(Site(1, "x", 1), start, 0, XlaCompileReport(graph=graph), facts=facts, snapshot=values)
+
+
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [
+        ("i is now 4, before 3", {"unused": "same"}),
+        ("i is now 4, before 3", {"indexed": "i"}),
+        ("i is now 4, before 3", {"unused": "same", "indexed": "i"}),
+        ("Its name in your code was not found", {"unused": "same end i"}),
+    ],
+)
+def test_which_element_is_taken_is_no_size_and_only_a_name_that_is_used_is_blamed(told: str, how: Any) -> None:
+    new, old = (item(start, end=start + 1, same=start, i=start, **how) for start in (4, 3))
+    found = causes.explain(new, old)
+    assert (found.cause, told in found.text) == ("python-number", True), found.text

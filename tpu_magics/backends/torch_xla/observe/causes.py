@@ -460,11 +460,12 @@ def _are_truths(values: Sequence[Number] | None) -> bool:
 
 def _data_shape(pair: TorchComparison) -> CompileCause | None:
     ops = pair.new.facts.data_ops or pair.old.facts.data_ops
-    shapes_changed = bool(pair.dims) or bool(pair.change and pair.change.parameters)
+    sizes = pair.change.sizes if pair.change is not None else ()  # which element is taken is no size
+    shapes_changed = bool(sizes) or bool(pair.change and pair.change.parameters)
     if ops and (shapes_changed or pair.change is None):
         names = ", ".join(op.removeprefix("aten::").strip("_2") for op in ops)
         return _data_shaped(pair, f"A shape inside the graph depends on values ({names})")
-    read = [(old, new) for old, new in pair.dims if new in pair.new.facts.values and old in pair.old.facts.values]
+    read = [(old, new) for old, new in sizes if new in pair.new.facts.values and old in pair.old.facts.values]
     if read:
         old, new = read[0]
         return _data_shaped(pair, f"A size inside the graph was read from a tensor (now {new}, before {old})")

@@ -20,14 +20,17 @@ def python_number(pair: TorchComparison) -> CompileCause | None:
     change = pair.change
     if change is None:
         return None
-    numbers = pair.numbers()
+    unused = pair.new.snapshot.unused  # a counter that changes at the same time
+    numbers = {name: values for name, values in pair.numbers().items() if name not in unused}
     named = [(name, old, new) for name, (old, new) in numbers.items() if _in_change(change, old, new)]
     changed_ops = {op for op, _ in (*change.added, *change.removed)}
     if not change.same_ops:  # a loop counter changes in every step: it is only a cause if little else changed
         plain = changed_ops <= _PLAIN_OPS and not pair.new.facts.cuts
         named = [one for one in named if plain or "[" in one[0] or "." in one[0]]
     if named:
-        exact = [one for one in named if one[1:] in change.dims]
+        if change.starts and (at := _taken_at(pair)):  # before another one of the same values
+            named = [one for one in named if one[0] == at[1]] or named
+        exact = [one for one in named if one[1:] in change.starts] or [one for one in named if one[1:] in change.dims]
         return _number(pair, *_likeliest(exact or named))
     if change.same_ops and (change.numbers or change.dims or change.attributes):
         return _number_without_name(pair, change)
@@ -38,22 +41,61 @@ def python_number(pair: TorchComparison) -> CompileCause | None:
 
 
 _PICKS = frozenset({"parameter", "slice", "reshape", "tuple"})
+_PASSES = frozenset({"reshape", "convert", "tuple"})  # what a read does with an item
 
 
 def items_read(pair: TorchComparison) -> CompileCause | None:
     """`for item in x` or `x[i]` with a read of each: which item it is, is a constant of the read's graph."""
     change, graph = pair.change, pair.new.report.graph
-    if change is None or graph is None or pair.new.trigger != "read" or not change.same_ops or not change.dims:
+    if change is None or graph is None or pair.new.trigger != "read" or not change.same_ops or not change.starts:
         return None
-    if change.parameters or not graph.counts.keys() <= _PICKS or not graph.counts["slice"]:
+    if change.parameters or change.sizes or change.numbers or change.attributes or not _ends_in_items(graph):
         return None
-    name = next((one.name for one in pair.new.inputs), "x")
+    kept = graph.counts.keys() <= _PICKS  # nothing is computed: the tensor is an input
+    name = next((one.name for one in pair.new.inputs), "x") if kept else "x"
+    which = ""
+    if taken := _taken_at(pair):
+        tensor, index = taken
+        name = tensor or name
+        old, new = pair.numbers()[index]
+        which = f" (`{index}` is now {new}, before {old})"
+    fix = (
+        f"Read the whole tensor once, after the step's sync, and take its items in Python: `{name}.tolist()`."
+        if kept
+        else f"Take the tensor to the host once, before the loop: `{name} = {name}.cpu()`."
+    )
     return pair.cause(
         "python-number",
         "This line reads single items of a tensor on the device. Which one it is, is a constant of the graph, so each "
-        "position compiles one more.",
-        f"Read the whole tensor once, after the step's sync, and take its items in Python: `{name}.tolist()`.",
+        f"position compiles one more{which}.",
+        fix,
     )
+
+
+def _ends_in_items(graph: hlo.Graph) -> bool:
+    """Whether all that goes out was sliced from a tensor just before."""
+    ops = graph.ops
+    ends, seen = [len(ops) - 1], 0
+    while ends:
+        at = ends.pop()
+        op = ops[at]
+        if op.opcode == "slice":
+            seen += 1
+        elif op.opcode in _PASSES and op.operands and all(op.operands):
+            ends += [at - back for back in op.operands]
+        else:
+            return False
+    return seen > 0
+
+
+def _taken_at(pair: TorchComparison) -> tuple[str, str] | None:
+    """(tensor, index), where this line takes an element by a name that changed as the slices of the graph moved; the
+    tensor is "" if no variable on the device is known for it."""
+    starts, numbers = pair.change.starts if pair.change is not None else (), pair.numbers()
+    taken = [one for one in pair.new.snapshot.indexed if numbers.get(one[1]) in starts]
+    tensors = {name for name, seen in pair.new.snapshot.tensors.items() if seen.where == "xla"}
+    on_device = [one for one in taken if one[0] in tensors]
+    return next(iter(on_device or [("", index) for _tensor, index in taken]), None)
 
 
 # torch_xla 2.9.0 (xla_graph_executor.cpp, GetRngSeed) makes the seed of each draw of random numbers from the one

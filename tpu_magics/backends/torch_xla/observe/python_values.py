@@ -10,14 +10,14 @@ import ast
 import inspect
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from types import FrameType
 from typing import Any, TypeGuard
 
-from tpu_magics.backends.observe.sites import Sites, locals_of, outwards, parsed
+from tpu_magics.backends.observe.sites import Sites, indexed, locals_of, names_used, outwards, parsed
 from tpu_magics.runs.origin import package_of
 
 _FRAMES = 16  # read, from the innermost outwards
@@ -46,7 +46,8 @@ class FrameSnapshot:
     """Values by name; the innermost frame with a name counts. `numbers`: ints, floats and bools of frames, of
     attributes of objects and modules, and of optimizer groups; `training`: the mode of each model; `lengths`: the
     number of tensors in a list; `functions`: qualified names; `models`: by identity, class and shapes of parameters;
-    `sizes`: these shapes by the user's names."""
+    `sizes`: these shapes by the user's names; `unused`: names of numbers that the user's code computes nothing with;
+    `indexed`: of the user's line, see sites.indexed."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -56,6 +57,8 @@ class FrameSnapshot:
     texts: dict[str, str] = field(default_factory=dict)
     models: dict[int, tuple[str, Counter[tuple[int, ...]]]] = field(default_factory=dict)
     sizes: dict[str, Counter[tuple[int, ...]]] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
+    indexed: tuple[tuple[str, str], ...] = ()
 
     def name_of(self, key: int, dtype: str, shape: tuple[int, ...]) -> str:
         """The name of a tensor: by identity, else of a tensor in host memory with the same dtype and shape; "" if
@@ -76,6 +79,7 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
     users = sites.user_frame(frame)
     inside = True
     looked = 0
+    owned = []
     for one in outwards(frame):
         own = sites.is_user_code(one.f_code.co_filename, one.f_code.co_name)
         if looked >= _FRAMES or (not own and not inside):
@@ -83,7 +87,26 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
         inside = inside and one is not users
         looked += 1
         _FrameReader(snapshot).frame(one, own)
+        owned += [one] if own else []
+    snapshot.unused = _unused(owned, frozenset(filter(str.isidentifier, snapshot.numbers)), sites)
+    snapshot.indexed = indexed(users.f_code.co_filename, users.f_lineno) if users is not None else ()
     return snapshot
+
+
+def _unused(frames: Sequence[FrameType], numbers: frozenset[str], sites: Sites) -> frozenset[str]:
+    """Of the frames' own variables, those that their function computes nothing with; of others, those that none of the
+    user's files and cells does. The innermost frame with a name counts."""
+    paths = dict.fromkeys(one.f_code.co_filename for one in frames)
+    cells = tuple(sites.cell_names) if any(path in sites.cell_names for path in paths) else ()
+    known, used = names_used((*dict.fromkeys((*paths, *cells)),), numbers)
+    unused = known - used
+    for one in reversed(frames):
+        code = one.f_code
+        if code.co_flags & inspect.CO_OPTIMIZED:
+            own = frozenset((*code.co_varnames, *code.co_cellvars))
+            known, used = names_used((code.co_filename,), numbers, code.co_name, one.f_lineno)
+            unused = unused - own | (known - used) & own
+    return unused & numbers
 
 
 class _FrameReader:
