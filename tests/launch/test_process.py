@@ -425,6 +425,8 @@ def test_where_the_limit_cannot_be_set_the_environment_has_the_mark(
     monkeypatch.setattr(resource, "setrlimit", refuses)
     descendants.set_mark(tmp_path)
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as program:
+        environment = Path(f"/proc/{program.pid}/environ")  # empty while the kernel still begins the program
+        wait_until(lambda: descendants.VARIABLE in environment.read_text(errors="replace"))
         descendants.end_marked(descendants.mark_of(tmp_path, os.getpid()))
         assert program.wait() == -signal.SIGTERM
 
