@@ -86,7 +86,7 @@ HOSTS = {
         (
             *SUITES,
             "tests/magics",
-            *test_files("panel", "html", "live", "text", "words"),
+            *test_files("panel", "html", "live", "text", "page_of_run"),
             *test_files("check", "cells", "fixes", "recall", "rule_docs", "samples"),
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from typing import NoReturn
@@ -43,13 +44,15 @@ def test_a_thread_that_fills_a_tuple_goes_on() -> None:
 
     interval = sys.getswitchinterval()
     thread = threading.Thread(target=fill)
+    gc.freeze()  # the others' objects are not listed: that takes time
     try:
         sys.setswitchinterval(1e-5)
         thread.start()
-        for _ in range(200):
+        for _ in range(5_000):
             instances.instances(One)
     finally:
         done.set()
         thread.join()
         sys.setswitchinterval(interval)
+        gc.unfreeze()
     assert not failed

@@ -94,8 +94,8 @@ def take(frame: FrameType | None, sites: Sites) -> FrameSnapshot:
 
 
 def _unused(frames: Sequence[FrameType], numbers: frozenset[str], sites: Sites) -> frozenset[str]:
-    """Of the frames' own variables, those that their function computes nothing with; of others, those that none of the
-    user's files and cells does. The innermost frame with a name counts."""
+    """Numbers that nothing is computed with: of the frames' own variables by their function, of others by none of the
+    user's files and cells. The innermost frame with a name counts."""
     paths = dict.fromkeys(one.f_code.co_filename for one in frames)
     cells = tuple(sites.cell_names) if any(path in sites.cell_names for path in paths) else ()
     known, used = names_used((*dict.fromkeys((*paths, *cells)),), numbers)
