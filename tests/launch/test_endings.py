@@ -25,7 +25,7 @@ from tests import framework
 from tests.launch.launching import alive, digest, failed, fake_notebook, interrupt_when, of, run, said, wait_until
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import endless_waits, process, supervisor
-from tpu_magics.runs.events import End
+from tpu_magics.runs.events import End, Warned
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fresh_session")]
 
@@ -193,6 +193,30 @@ def test_what_a_thread_changes_after_the_function_has_returned_comes_home() -> N
     assert sorted(changed_later) == ["executor", "thread", "timer"] and bool((model.weight == 7).all())
 
 
+def fails_in_threads() -> None:
+    def fail(number: int) -> None:
+        raise ValueError(f"{number}\nand a second line")
+
+    threading.excepthook = lambda ended, before=threading.excepthook: (print("the function's own"), before(ended))  # type: ignore[misc]
+    for number in range(9):
+        thread = threading.Thread(target=fail, args=[number], name=f"number {number}")
+        thread.start()
+        thread.join()
+
+
+def test_threads_that_end_with_an_exception_are_named_and_the_notebooks_hook_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: print("the notebook's own"))
+    result = run(fails_in_threads)
+    said = [one.text for one in result.run.events("warning") if isinstance(one, Warned)]
+    assert [text.partition(" at ")[0] for text in said] == [
+        f"The thread number {number} ended with ValueError: {number}" for number in range(3)
+    ]
+    log = result.run.log(0)
+    assert log.count("the function's own") == log.count("the notebook's own") == 9
+
+
 def waits_for_a_thread_that_fails() -> None:
     results: Any = queue.Queue()
 
@@ -206,7 +230,8 @@ def waits_for_a_thread_that_fails() -> None:
 def test_a_thread_that_failed_is_named_where_the_function_waits_for_it() -> None:
     text = said(failed(waits_for_a_thread_that_fails))
     assert "waits forever at `results.get()`" in text
-    assert "In rank 0, computing ended with ValueError: in the thread at `raise ValueError" in text
+    assert " In rank 0: The thread computing ended with ValueError: in the thread at `raise ValueError" in text
+    assert "What to do: Fix the thread's exception, and run the cell again." in text
 
 
 def closes_and_raises() -> None:

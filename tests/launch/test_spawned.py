@@ -94,7 +94,10 @@ def test_schedulers_and_functions_with_a_variable_in_common(spawning: None) -> N
     assert run(schedules, optimizer, scheduler, count).value == 2
     assert weight.tolist() == [0.5, 0.5] and optimizer.param_groups[0]["lr"] == 0.25 and len(optimizer.state) == 1
     assert scheduler.last_epoch == 1 and reads() == (1, True)
-    assert "unchanged here" not in notebook.printed and "differ" not in notebook.printed, notebook.printed
+    if framework.TORCH_TPU:  # whose packages print, and whose operations are compiled one by one, which is told
+        assert "unchanged here" not in notebook.printed and "differ" not in notebook.printed, notebook.printed
+    else:
+        assert not notebook.printed, notebook.printed
     optimizer.step()  # the notebook's own wrapper is there
 
 
@@ -149,7 +152,10 @@ def with_tensors_on_the_device() -> None:
     """Views, gradients, hooks, what has a graph, and the state of an optimizer; there, and here afterwards."""
     base = torch.ones(2, device=framework.device())
     leaf = torch.ones(2, device=framework.device(), requires_grad=True)
-    leaf.grad = torch.full_like(leaf, 2.0)
+    if framework.TORCH_TPU:  # its engine has no queue for a device that came after the first backward()
+        leaf.grad = torch.full_like(leaf, 2.0)
+    else:
+        (leaf * 2).sum().backward()
     leaf.register_hook(lambda gradient: gradient * 10)
     leaf.register_post_accumulate_grad_hook(plus_one)
     optimizer = torch.optim.AdamW([leaf], lr=0.5)

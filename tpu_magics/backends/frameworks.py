@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from tpu_magics.backends.protocols import Backend, LocalBackend
-from tpu_magics.backends.version_checks import VersionCheck
+from tpu_magics.backends.version_checks import TENSORFLOWS, VersionCheck
 from tpu_magics.errors import TpuMagicsError
 
 AUTO = "auto"
@@ -110,7 +110,6 @@ class Family:
         return any(_installed(one.name) for one in self.members)
 
 
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 _TORCHES = ("torch", "torch_xla", "torch_tpu")
 FAMILIES: Mapping[str, Family] = {
     one.name: one
@@ -143,14 +142,14 @@ FAMILIES: Mapping[str, Family] = {
             ),
             versions=_torch_versions,
             packages=_TORCHES,
-            shown=(*_TORCHES, "libtpu", "accelerate", "transformers", "jax", *_TENSORFLOWS),
+            shown=(*_TORCHES, "libtpu", "accelerate", "transformers", "jax", *TENSORFLOWS),
         ),
         Family(
             name="tensorflow",
             members=(
                 Framework(
                     name="tensorflow",
-                    packages=_TENSORFLOWS,
+                    packages=TENSORFLOWS,
                     written=re.compile(r"\b(?:tensorflow|keras)\b"),
                     make_local=_tensorflow,
                     one_program=True,
@@ -160,8 +159,8 @@ FAMILIES: Mapping[str, Family] = {
             used=frozenset({"tensorflow", "keras"}),
             written=re.compile(r"^\s*(?:import|from)\s.*\b(?:tensorflow|keras)\b", re.MULTILINE),
             versions=_tensorflow_versions,
-            packages=(*_TENSORFLOWS, "keras"),
-            shown=(*_TENSORFLOWS, "keras", "libtpu", "transformers"),
+            packages=(*TENSORFLOWS, "keras"),
+            shown=(*TENSORFLOWS, "keras", "libtpu", "transformers"),
         ),
     )
 }

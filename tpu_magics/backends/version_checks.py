@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tpu_magics.errors import VERSIONS, HostProblem
 
 RESTART = "restart the kernel"
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")  # packages that bring TensorFlow
 
 Versions = Mapping[str, str | None]
 

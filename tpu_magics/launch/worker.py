@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
+from types import FrameType, NoneType
 from typing import Any
 
 from tpu_magics.backends.base import (
@@ -22,7 +23,7 @@ from tpu_magics.backends.base import (
 from tpu_magics.backends.protocols import Backend, WorkerWatcher
 from tpu_magics.launch import descendants, process, stacks, streams
 from tpu_magics.launch.endless_waits import EndlessWaits, waits_for
-from tpu_magics.launch.errors.base import at_line
+from tpu_magics.launch.errors import base
 from tpu_magics.launch.errors.ranks import no_such_rank
 from tpu_magics.launch.inherited_threads import (
     InheritedThreads,
@@ -47,6 +48,7 @@ from tpu_magics.runs.writer import EventWriter
 
 DONE, FAILED = 0, 1  # exit codes of a worker
 FINISHES, FINISHES_FAILED = 60.0, 2.0  # seconds that the function's threads have after its end
+NAMED_THREADS = 3  # threads that ended with an exception: as many of a rank are named
 _PYTHONS_OWN = "replaced in the worker; the notebook keeps Python's own"
 
 
@@ -91,6 +93,7 @@ class _Worker:
         self.before: list[events.Event] = []
         self.waits = EndlessWaits(process.lasting_threads, task.threads.server_of, self._end_waiting)
         self.settings: Settings | None = None
+        self.threads_until: float | None = None  # the function's, once it has returned
 
     def run(self) -> int:
         streams.redirect_descriptors(self.task.files.log_path(self.rank))
@@ -102,7 +105,7 @@ class _Worker:
         self.task.threads.revive()
         descendants.set_mark(self.task.files.path)
         process.keep_reserve()
-        threading.excepthook = self._tell_of_thread
+        threading.excepthook = self._thread_hook(threading.excepthook)
         if self.keep_partial:
             signal.signal(process.STOP_SIGNAL, self._request_stop)
         if self.spec.checkpoints is not None:
@@ -168,6 +171,7 @@ class _Worker:
             raise
         if self.status == "done":
             if not replica:
+                self.threads_until = time.monotonic() + FINISHES
                 await_threads(FINISHES, lambda frame: bool(waits_for(frame)), self._note_waiting)
             self._write_results(ordinal, replica, value)
             if self.keep_partial and not ordinal:
@@ -381,16 +385,22 @@ class _Worker:
     def _note(self, code: str, text: str) -> None:
         self._write(events.Warned, code=code, text=text)
 
-    def _tell_of_thread(self, ended: Any, shown: Any = threading.excepthook) -> None:
-        """In a thread that ended with an exception: what waits for it may fail or hang for that reason."""
-        shown(ended)
-        if ended.exc_value is None or isinstance(ended.exc_value, SystemExit):
-            return
-        kind, text = stacks.describe(ended.exc_value)
-        stack = stacks.from_exception(ended.exc_value, self.task.cell_names)
-        line = at_line(next((one for one in reversed(stack) if not one.library), None))
-        name = ended.thread.name if ended.thread is not None else "A thread"
-        self._note(events.THREAD_ERROR, f"In rank {self.rank}, {name} ended with {kind}: {text}{line}.")
+    def _thread_hook(self, before: Callable[[Any], object]) -> Callable[[Any], None]:
+        """What is called in a thread that ends with an exception: what waits for it may fail or hang for that reason.
+        `before`: what the notebook has in this place."""
+        left = itertools.repeat(None, NAMED_THREADS)
+
+        def tell(ended: Any) -> None:
+            before(ended)
+            if isinstance(ended.exc_value, (SystemExit, NoneType)) or next(left, self) is self:
+                return
+            kind, text = stacks.describe(ended.exc_value)
+            stack = stacks.from_exception(ended.exc_value, self.task.cell_names)
+            line = base.at_line(stacks.last_user_frame(stack))
+            name = f"The thread {ended.thread.name}" if ended.thread is not None else "A thread"
+            self._note(events.THREAD_ERROR, f"{name} ended with {kind}: {base.one_line(text)}{line}.")
+
+        return tell
 
     def _note_waiting(self, text: str) -> None:
         self._note("threads", text)
@@ -411,7 +421,8 @@ class _Worker:
         self._record_end(status, **fields)
 
     def _finish_threads(self, status: str) -> None:
-        seconds = FINISHES if status == "done" else FINISHES_FAILED
+        left = FINISHES if self.threads_until is None else self.threads_until - time.monotonic()
+        seconds = max(left, FINISHES_FAILED) if status == "done" else FINISHES_FAILED
         threads = self.task.threads
         with process.own_memory_limits():  # without it a thread may never begin, and who starts it waits
             finish_threads(threads.items, seconds, lambda frame: bool(waits_for(frame)), self._note_waiting)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tpu_magics.backends.version_checks import RESTART, VersionCheck, VersionFacts, too_old
+from tpu_magics.backends.version_checks import RESTART, TENSORFLOWS, VersionCheck, VersionFacts, too_old
 from tpu_magics.errors import VERSIONS, HostProblem
-
-PACKAGES = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 
 # googlecolab/backend-info and Kaggle/docker-python, 2026-08; users' reports: issues of googlecolab/colabtools.
 _HOSTED = {
@@ -31,7 +29,7 @@ def _no_tpu_for_tensorflow(facts: VersionFacts) -> HostProblem | None:
 
 
 def _no_tensorflow(facts: VersionFacts) -> HostProblem | None:
-    if any(facts.versions.get(name) for name in PACKAGES) or _no_tpu_for_tensorflow(facts):
+    if any(facts.versions.get(name) for name in TENSORFLOWS) or _no_tpu_for_tensorflow(facts):
         return None
     extra = "tf-tpu" if facts.tpu else "tf"
     return HostProblem(
@@ -75,11 +73,11 @@ def _two_tensorflows(facts: VersionFacts) -> HostProblem | None:
 
 
 def _plain(facts: VersionFacts) -> list[str]:
-    return [name for name in PACKAGES[:2] if facts.versions.get(name)]
+    return [name for name in TENSORFLOWS[:2] if facts.versions.get(name)]
 
 
 def _old_tensorflow(facts: VersionFacts) -> HostProblem | None:
-    name = next((name for name in PACKAGES if facts.versions.get(name)), "tensorflow")
+    name = next((name for name in TENSORFLOWS if facts.versions.get(name)), "tensorflow")
     return too_old(facts.versions, name, (2, 16), "TensorFlow comes with Keras 3 since 2.16.", "broken")
 
 

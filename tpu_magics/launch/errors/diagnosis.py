@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from tpu_magics.errors import TrainingFailed, TrainingInterrupted
 from tpu_magics.launch import stacks
+from tpu_magics.launch.endless_waits import WaitsForever
 from tpu_magics.launch.errors import base, device, hangs, known, ranks, results, signals, user_code
 from tpu_magics.launch.errors.base import Explainer, Explanation
 from tpu_magics.launch.errors.failure import Failure, WorkerOutcome
 
-_THREADS = 3  # that ended with an exception: as many are named
+_THREADS = 3  # sentences about threads that ended with an exception
 
 
 def diagnose(failure: Failure) -> TrainingFailed:
@@ -27,9 +28,7 @@ def _worker(failure: Failure) -> TrainingFailed:
     culprit = blame(failure)
     if culprit is None:
         return _no_culprit(failure)
-    explanation = explain(failure, culprit)
-    threads = [text for one in failure.outcomes for text in one.threads]
-    explanation = replace(explanation, why=" ".join([*threads[:_THREADS], explanation.why]).rstrip())
+    explanation = _with_threads(explain(failure, culprit), failure, culprit)
     parts = (list(explanation.details), _stack(failure, culprit), _others(failure, culprit))
     details = [line for part in parts if part for line in ("", *part)][1:]  # an empty line between parts
     return _error(failure, explanation, culprit.rank, details)
@@ -86,6 +85,19 @@ _BY_REASON = {"ranks": _ranks, "timeout": _timeout, "interrupt": _interrupt, "ke
 def _error(failure: Failure, explanation: Explanation, rank: int | None, details: list[str]) -> TrainingFailed:
     what = with_host(failure, explanation.what, rank)
     return TrainingFailed(what, explanation.why, explanation.todo, details, rank=rank, run=failure.run)
+
+
+def _with_threads(explanation: Explanation, failure: Failure, culprit: WorkerOutcome) -> Explanation:
+    """With the threads that ended with an exception: what then waited for one of them has failed because of it."""
+    ended: dict[str, list[int]] = {}
+    for one in failure.outcomes:
+        for text in one.threads:
+            ended.setdefault(text, []).append(one.rank)
+    said = [f"In {base.ranks(who)}: {text}" for text, who in ended.items()][:_THREADS]
+    waited = hangs.is_consequence(culprit) or base.error_type(culprit) == WaitsForever.__name__
+    todo = f"Fix the thread's exception, and run the cell again. Only if it waits still: {explanation.todo}"
+    why = " ".join([explanation.why, *said]).lstrip()
+    return replace(explanation, why=why, todo=todo if said and waited else explanation.todo)
 
 
 # -- which rank failed first ---------------------------------------------------------------------------------------
